@@ -1,0 +1,124 @@
+"""Every error SPACE raises on purpose.
+
+    SpaceError
+    ├── RequestError            the caller must change the request
+    │   ├── InvalidRequest      a field is malformed, out of range or unknown
+    │   ├── Unauthenticated     no key or token, or one that is not valid
+    │   ├── Forbidden           valid, but not for this
+    │   ├── NotFound            no such thing, or not in this project
+    │   └── Conflict            right request, wrong moment or state
+    ├── LimitExceeded           a quota or rate; later, or with a larger limit
+    ├── SandboxError            the workload or its machine is the cause
+    │   ├── GuestError          the guest refused (its errno is in details)
+    │   └── MachineLost         the machine ended or stopped answering
+    ├── HostError               the operator must act
+    │   ├── HostFull            no capacity or no disk; later, or elsewhere
+    │   └── Unavailable         a part of SPACE is not running or not reachable
+    └── OutcomeUnknown          sent, but the answer never came: do not repeat blindly
+
+The class says who must act; `code` (stable, kebab-case) says what happened; `details` holds JSON values that name the
+field, the state or the limit. The docstring of a class is its default message.
+"""
+
+from typing import Any, ClassVar
+
+
+class SpaceError(Exception):
+    """Something in SPACE failed."""
+
+    code: ClassVar[str] | str = "internal"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str | None = None, *, code: str | None = None, **details: Any) -> None:
+        self.message = message or (type(self).__doc__ or "").strip()
+        if code is not None:
+            self.code = code
+        self.details = details
+        super().__init__(self.message)
+
+
+class RequestError(SpaceError):
+    """The request cannot be carried out as it stands."""
+
+    code = "bad-request"
+
+
+class InvalidRequest(RequestError):
+    """A field of the request is not valid."""
+
+    code = "invalid-request"
+
+
+class Unauthenticated(RequestError):
+    """A valid API key or token is needed."""
+
+    code = "unauthenticated"
+
+
+class Forbidden(RequestError):
+    """This key or token does not allow that."""
+
+    code = "forbidden"
+
+
+class NotFound(RequestError):
+    """There is nothing of that name."""
+
+    code = "not-found"
+
+
+class Conflict(RequestError):
+    """That is not possible in the present state."""
+
+    code = "conflict"
+
+
+class LimitExceeded(SpaceError):
+    """A limit is reached."""
+
+    code = "limit-exceeded"
+    retryable = True
+
+
+class SandboxError(SpaceError):
+    """The sandbox could not do that."""
+
+    code = "sandbox-error"
+
+
+class GuestError(SandboxError):
+    """The guest refused."""
+
+    code = "guest-error"
+
+
+class MachineLost(SandboxError):
+    """The sandbox's machine has ended or no longer answers."""
+
+    code = "machine-lost"
+
+
+class HostError(SpaceError):
+    """The host could not do that."""
+
+    code = "host-error"
+
+
+class HostFull(HostError):
+    """The host has no room for that now."""
+
+    code = "host-full"
+    retryable = True
+
+
+class Unavailable(HostError):
+    """A part of SPACE is not reachable."""
+
+    code = "unavailable"
+    retryable = True
+
+
+class OutcomeUnknown(SpaceError):
+    """The request was sent but its outcome is not known."""
+
+    code = "outcome-unknown"
