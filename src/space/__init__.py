@@ -1,0 +1,1 @@
+"""SPACE: isolated Linux machines for AI agents."""

@@ -1,0 +1,5 @@
+"""The space command."""
+
+
+def main() -> None:
+    """Run the command line."""
