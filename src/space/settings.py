@@ -17,7 +17,7 @@ CONFIG_FILE = Path("/etc/space/space.toml")
 
 
 class Settings(BaseSettings):
-    """One installation. Paths are absolute; several installations on one host differ in ``instance`` and directories."""
+    """One installation. Several of them on one host differ in ``instance``, directories and ports."""
 
     model_config = SettingsConfigDict(env_prefix="SPACE_", frozen=True, extra="forbid")
 
@@ -102,8 +102,8 @@ class Settings(BaseSettings):
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         path = Path(os.environ.get("SPACE_CONFIG", str(CONFIG_FILE)))
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=path)
