@@ -10,7 +10,8 @@
     ├── LimitExceeded           a quota or rate; later, or with a larger limit
     ├── SandboxError            the workload or its machine is the cause
     │   ├── GuestError          the guest refused (its errno is in details)
-    │   └── MachineLost         the machine ended or stopped answering
+    │   ├── MachineLost         the machine ended or stopped answering
+    │   └── CommandFailed       the program did not exit with 0 (the SDK's `check`; its result is in `result`)
     ├── HostError               the operator must act
     │   ├── HostFull            no capacity or no disk; later, or elsewhere
     │   └── Unavailable         a part of SPACE is not running or not reachable
@@ -96,6 +97,16 @@ class MachineLost(SandboxError):
     """The sandbox's machine has ended or no longer answers."""
 
     code = "machine-lost"
+
+
+class CommandFailed(SandboxError):
+    """The command did not exit with 0."""
+
+    code = "command-failed"
+
+    def __init__(self, message: str | None = None, *, result: Any = None, **details: Any) -> None:
+        super().__init__(message, **details)
+        self.result = result
 
 
 class HostError(SpaceError):
