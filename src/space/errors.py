@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 class SpaceError(Exception):
     """Something in SPACE failed."""
 
-    code: ClassVar[str] | str = "internal"
+    code: str = "internal"
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str | None = None, *, code: str | None = None, **details: Any) -> None:
