@@ -1,0 +1,276 @@
+"""What a client's bytes may say.
+
+Each function takes raw input and returns a checked value or raises ``InvalidRequest`` that names the field. Pure; knows
+nothing of HTTP objects or guests.
+"""
+
+import json
+import math
+import re
+import signal
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from space.errors import InvalidRequest, RequestError
+from space.model.command import OUTPUT_MIB_DEFAULT, CommandSpec, Tty
+
+PATH_BYTES_MAX = 4096
+SPEC_BYTES_MAX = 200 * 1024
+"""Argument list, environment and the rest together: they travel in one frame of at most 256 KiB."""
+ITEMS_MAX = 8192
+OUTPUT_MIB_MAX = 256
+TIMEOUT_S_MAX = 30 * 24 * 3600
+TTY_SIDE_MAX = 10_000
+QUERY_FIELDS_MAX = 64
+
+_USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,63}")
+_MODE = re.compile(r"0?[0-7]{3,4}")
+_RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
+_COMMAND_FIELDS = {"argv", "command", "cwd", "env", "user", "stdin", "tty", "timeout_s", "output_mib"}
+_EXEC_FIELDS = (_COMMAND_FIELDS - {"stdin", "tty"}) | {"stdin_text"}
+
+
+def invalid(field: str, why: str) -> InvalidRequest:
+    """Return the error for one field: ``why`` completes the sentence that begins with the field's name."""
+    return InvalidRequest(f"`{field}` {why}.", field=field)
+
+
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """Parse a JSON object. Malformed text and anything but an object raise ``RequestError`` (``malformed-json``)."""
+    try:
+        value = json.loads(raw, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"The body is not valid JSON: {error}", code="malformed-json", field="body") from error
+    if not isinstance(value, dict):
+        raise RequestError("The body must be a JSON object.", code="malformed-json", field="body")
+    return value
+
+
+def parse_query(raw: bytes) -> dict[str, str]:
+    """Parse a query string strictly: UTF-8 or an error that names the field, the last value of a name wins."""
+    fields: dict[str, str] = {}
+    parts = raw.split(b"&") if raw else []
+    if len(parts) > QUERY_FIELDS_MAX:
+        raise invalid("query", "has too many fields")
+    for part in parts:
+        name_raw, _, value_raw = part.partition(b"=")
+        name = unquote_to_bytes(name_raw.replace(b"+", b" ")).decode("utf-8", "replace")
+        try:
+            fields[name] = unquote_to_bytes(value_raw.replace(b"+", b" ")).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise invalid(name, "is not valid UTF-8") from error
+    return fields
+
+
+def parse_command(body: Mapping[str, Any]) -> CommandSpec:
+    """Return the program to run as a command session."""
+    _refuse_unknown(body, _COMMAND_FIELDS)
+    tty = body.get("tty")
+    return _spec(body, stdin=_boolean(body, "stdin") or tty is not None, tty=None if tty is None else parse_tty(tty))
+
+
+def parse_exec(body: Mapping[str, Any]) -> tuple[CommandSpec, bytes | None]:
+    """Return the program to run to its end, and what to feed to its stdin (None: stdin is closed)."""
+    _refuse_unknown(body, _EXEC_FIELDS)
+    text = body.get("stdin_text")
+    if text is not None and not isinstance(text, str):
+        raise invalid("stdin_text", "must be a string")
+    stdin = None if text is None else _bytes_of("stdin_text", text)
+    return _spec(body, stdin=stdin is not None, tty=None), stdin
+
+
+def parse_tty(value: Any) -> Tty:
+    """Return a terminal size from ``{rows, cols}``."""
+    if not isinstance(value, dict):
+        raise invalid("tty", "must be an object with rows and cols")
+    _refuse_unknown(value, {"rows", "cols"}, "tty.")
+    rows, cols = value.get("rows", 24), value.get("cols", 80)
+    for field, side in (("tty.rows", rows), ("tty.cols", cols)):
+        if type(side) is not int or not 1 <= side <= TTY_SIDE_MAX:
+            raise invalid(field, f"must be a whole number from 1 to {TTY_SIDE_MAX}")
+    return Tty(rows, cols)
+
+
+def parse_signal(value: Any) -> int:
+    """Return a signal's number from its number or its name with or without SIG."""
+    if type(value) is int and 1 <= value <= 64:
+        return value
+    if isinstance(value, str):
+        name = value.upper().removeprefix("SIG")
+        if name.isdecimal() and len(name) <= 2 and 1 <= int(name) <= 64:
+            return int(name)
+        found = signal.Signals.__members__.get(f"SIG{name}")
+        if found is not None:
+            return int(found)
+    raise invalid("signal", "must be the name or the number (1 to 64) of a signal")
+
+
+def parse_path(query: Mapping[str, str], field: str = "path") -> str:
+    """Return a path of the guest: not empty, no NUL, at most 4096 bytes. What it leads to is the guest's to decide."""
+    return check_path(query.get(field), field)
+
+
+def check_path(value: Any, field: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise invalid(field, "is needed and must be a path")
+    if "\0" in value:
+        raise invalid(field, "must not contain NUL")
+    try:
+        size = len(value.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise invalid(field, "is not valid UTF-8") from error
+    if size > PATH_BYTES_MAX:
+        raise invalid(field, f"must be at most {PATH_BYTES_MAX} bytes")
+    return value
+
+
+def parse_user(value: Any) -> str | None:
+    """Return the name or number of a guest user, or None for the template's default."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or _USER.fullmatch(value) is None:
+        raise invalid("user", "must be the name or number of a user")
+    return value
+
+
+def parse_mode(value: str | None) -> int | None:
+    """Return permission bits from an octal string such as 644 or 0644; a decimal number cannot be meant."""
+    if value is None:
+        return None
+    if _MODE.fullmatch(value) is None:
+        raise invalid("mode", "must be three or four octal digits, such as 644 or 0755")
+    return int(value, 8)
+
+
+def parse_range(value: str | None, size: int) -> tuple[int, int] | None:
+    """Return ``(start, length)`` of a single byte range, None when the whole file is meant.
+
+    A header that is not a single range of bytes is ignored, as RFC 9110 asks; one beyond the file raises 416.
+    """
+    match = _RANGE.fullmatch(value.strip()) if value is not None else None
+    if match is None or match.groups() == ("", ""):
+        return None
+    first, last = match.groups()
+    if first == "":
+        length = min(int(last), size)
+        start = size - length
+    else:
+        start = int(first)
+        if last and int(last) < start:
+            return None
+        length = (min(int(last) + 1, size) if last else size) - start
+    if length <= 0:
+        raise RequestError("No byte of that range exists.", code="range-not-satisfiable", size=size)
+    return start, length
+
+
+def parse_offset(query: Mapping[str, str], field: str) -> int:
+    """Return a byte offset from the query, 0 when absent."""
+    text = query.get(field, "0")
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
+        raise invalid(field, "must be a byte offset")
+    return int(text)
+
+
+def parse_flag(query: Mapping[str, str], field: str) -> bool:
+    """Return a yes-or-no of the query, no when absent."""
+    text = query.get(field, "false")
+    if text not in {"true", "false", "1", "0"}:
+        raise invalid(field, "must be true or false")
+    return text in {"true", "1"}
+
+
+def parse_env(value: Any, field: str = "env") -> dict[str, str]:
+    """Return environment variables; values are kept to the byte (lone bytes as surrogate escapes), never expanded."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > ITEMS_MAX:
+        raise invalid(field, f"must be an object of at most {ITEMS_MAX} strings")
+    for name, text in value.items():
+        if not name or "=" in name or "\0" in name:
+            raise invalid(field, "has a name that is empty or contains = or NUL")
+        if not isinstance(text, str):
+            raise invalid(f"{field}.{name}", "must be a string")
+        _bytes_without_nul(field, name)
+        _bytes_without_nul(f"{field}.{name}", text)
+    return dict(value)
+
+
+def _spec(body: Mapping[str, Any], *, stdin: bool, tty: Tty | None) -> CommandSpec:
+    spec = CommandSpec(
+        argv=_argv(body),
+        env=parse_env(body.get("env")),
+        cwd=None if body.get("cwd") is None else check_path(body["cwd"], "cwd"),
+        user=parse_user(body.get("user")),
+        stdin=stdin,
+        tty=tty,
+        timeout_s=_timeout(body.get("timeout_s")),
+        output_mib=_output_mib(body.get("output_mib", OUTPUT_MIB_DEFAULT)),
+    )
+    if len(json.dumps([spec.argv, spec.env])) > SPEC_BYTES_MAX:
+        raise invalid("argv", f"and `env` together must be at most {SPEC_BYTES_MAX} bytes as JSON")
+    return spec
+
+
+def _argv(body: Mapping[str, Any]) -> tuple[str, ...]:
+    argv, text = body.get("argv"), body.get("command")
+    if (argv is None) == (text is None):
+        raise invalid("argv", "or `command` is needed, and not both")
+    if text is not None:
+        if not isinstance(text, str) or not text:
+            raise invalid("command", "must be shell text")
+        _bytes_without_nul("command", text)
+        return ("/bin/sh", "-c", text)
+    if not isinstance(argv, list) or not 1 <= len(argv) <= ITEMS_MAX:
+        raise invalid("argv", f"must be a list of 1 to {ITEMS_MAX} strings")
+    for item in argv:
+        if not isinstance(item, str):
+            raise invalid("argv", "must be a list of strings")
+        _bytes_without_nul("argv", item)
+    if not argv[0]:
+        raise invalid("argv", "must begin with the name of a program")
+    return tuple(argv)
+
+
+def _timeout(value: Any) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in {int, float} or not math.isfinite(value) or not 0 < value <= TIMEOUT_S_MAX:
+        raise invalid("timeout_s", f"must be a number of seconds above 0 and at most {TIMEOUT_S_MAX}")
+    return float(value)
+
+
+def _output_mib(value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= OUTPUT_MIB_MAX:
+        raise invalid("output_mib", f"must be a whole number from 1 to {OUTPUT_MIB_MAX}")
+    return value
+
+
+def _boolean(body: Mapping[str, Any], field: str) -> bool:
+    value = body.get(field, False)
+    if type(value) is not bool:
+        raise invalid(field, "must be true or false")
+    return value
+
+
+def _bytes_of(field: str, text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise invalid(field, "contains a lone surrogate") from error
+
+
+def _bytes_without_nul(field: str, text: str) -> None:
+    if b"\0" in _bytes_of(field, text):
+        raise invalid(field, "must not contain NUL")
+
+
+def _refuse_unknown(body: Mapping[str, Any], known: set[str], prefix: str = "") -> None:
+    for name in body:
+        if name not in known:
+            raise invalid(f"{prefix}{name}", "is not a field of this request")
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a JSON value")

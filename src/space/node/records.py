@@ -1,0 +1,128 @@
+"""What the node remembers of commands and machines on disk, so that its own death loses nothing.
+
+Small JSON files, each replaced as a whole. They survive SIGKILL (page cache), which is what is promised; not a power
+cut, after which no command runs any more anyway.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from space.model.command import CommandSpec, CommandState, Exit, ExitKind, Tty
+from space.model.ids import is_id
+
+log = structlog.get_logger(__name__)
+
+RECORD = "record.json"
+TOKENS_MAX = 16
+
+
+@dataclass(slots=True)
+class CommandRecord:
+    """One command: what to run, how far it got, how it ended. Times are seconds since 1970.
+
+    ``numbers`` maps a stream's name to its number on the guest channel; they are chosen before the guest is asked to
+    start, together with ``boot_id``, the boot of the guest that is asked. ``tokens`` are fingerprints of the tokens it
+    was attached with.
+    """
+
+    id: str
+    sandbox_id: str
+    spec: CommandSpec
+    created_at: float
+    state: CommandState = CommandState.CREATED
+    numbers: dict[str, int] = field(default_factory=dict)
+    boot_id: str | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    exit: Exit | None = None
+    produced: dict[str, int] = field(default_factory=dict)
+    tokens: list[str] = field(default_factory=list)
+
+
+class CommandRecords:
+    """The directory ``commands/``: one directory per command, with its record and its spools."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def save(self, record: CommandRecord) -> None:
+        home = self._directory / record.id
+        home.mkdir(mode=0o700, exist_ok=True)
+        write_json(home / RECORD, asdict(record))
+
+    def spool_path(self, command_id: str, stream: str) -> Path:
+        return self._directory / command_id / stream
+
+    def remove(self, command_id: str) -> None:
+        """Drop a command's record and output. The record goes first: what has none is rubbish for the next start."""
+        home = self._directory / command_id
+        with contextlib.suppress(FileNotFoundError):
+            (home / RECORD).unlink()
+        shutil.rmtree(home, ignore_errors=True)
+
+    def load(self) -> Iterator[CommandRecord]:
+        """Yield every command that was remembered; remove what is not whole (its creation was never answered)."""
+        for home in sorted(self._directory.iterdir()):
+            try:
+                record = _record(json.loads((home / RECORD).read_bytes()))
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                log.warning("a command's record is not whole; removed", command=home.name, error=str(error))
+                shutil.rmtree(home, ignore_errors=True)
+            else:
+                yield record
+
+
+class MachineRecords:
+    """The directory ``machines/``: for each machine what its guest is to be told when it boots."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def save(self, machine: str, value: dict[str, Any]) -> None:
+        write_json(self._directory / f"{machine}.json", value)
+
+    def load(self, machine: str) -> dict[str, Any] | None:
+        """Return what was saved, or None when nothing (whole) was."""
+        try:
+            value = json.loads((self._directory / f"{machine}.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        return value if isinstance(value, dict) else None
+
+    def remove(self, machine: str) -> None:
+        (self._directory / f"{machine}.json").unlink(missing_ok=True)
+
+    def names(self) -> list[str]:
+        return [path.stem for path in self._directory.glob("*.json") if is_id("sbx", path.stem)]
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a file as a whole: a reader, or this process after its death, sees the old or the new one."""
+    draft = path.with_name(f".{path.name}.new")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(json.dumps(value).encode())
+    draft.replace(path)
+
+
+def _record(value: dict[str, Any]) -> CommandRecord:
+    spec: dict[str, Any] = dict(value["spec"])
+    spec["argv"] = tuple(spec["argv"])
+    spec["tty"] = Tty(**spec["tty"]) if spec["tty"] else None
+    fields: dict[str, Any] = dict(value)
+    fields["spec"] = CommandSpec(**spec)
+    fields["state"] = CommandState(value["state"])
+    if value["exit"]:
+        end: dict[str, Any] = value["exit"]
+        fields["exit"] = Exit(ExitKind(end["kind"]), end["code"], end["signal"])
+    return CommandRecord(**fields)
