@@ -1,0 +1,46 @@
+"""Rows of idempotency keys: which request a key stood for, and what that made."""
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+
+from sqlalchemy import delete, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from space.store.dialect import insert_new
+from space.store.tables import idempotency
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """``subject_id`` and ``operation_id`` are what the request with this key made."""
+
+    project_id: str
+    key: str
+    fingerprint: str
+    subject_id: str
+    operation_id: str | None
+    created_at: datetime
+
+
+async def claim(connection: AsyncConnection, record: Record, expired_before: datetime) -> Record | None:
+    """Take the key for ``record``; None when that worked, else the record that has it.
+
+    Of many transactions that claim one key, the first to commit has it and the others see its record.
+    """
+    mine = (idempotency.c.project_id == record.project_id, idempotency.c.key == record.key)
+    await connection.execute(delete(idempotency).where(*mine, idempotency.c.created_at < expired_before))
+    if await insert_new(connection, idempotency, **asdict(record)):
+        return None
+    row = (await connection.execute(select(idempotency).where(*mine))).mappings().one()
+    return Record(**row)
+
+
+async def remove(connection: AsyncConnection, project_id: str, subject_id: str) -> None:
+    """Forget the key whose request came to nothing."""
+    await connection.execute(
+        delete(idempotency).where(idempotency.c.project_id == project_id, idempotency.c.subject_id == subject_id)
+    )
+
+
+async def sweep(connection: AsyncConnection, before: datetime) -> None:
+    await connection.execute(delete(idempotency).where(idempotency.c.created_at < before))

@@ -1,0 +1,161 @@
+"""Rows of operations, and the leases by which one runner at a time carries each out."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, fields, replace
+from datetime import datetime
+
+from sqlalchemy import RowMapping, and_, distinct, func, insert, literal, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from space.model.operation import Operation, OperationState
+from space.model.sandbox import Failure
+from space.store.paging import Position, newest_first
+from space.store.rows import arguments
+from space.store.tables import Time, operations
+
+_COLUMNS = [operations.c[field.name] for field in fields(Operation)]
+
+
+async def add(connection: AsyncConnection, operation: Operation) -> None:
+    await connection.execute(insert(operations).values(asdict(operation)))
+
+
+async def get(connection: AsyncConnection, operation_id: str) -> Operation | None:
+    row = (await connection.execute(select(*_COLUMNS).where(operations.c.id == operation_id))).mappings().one_or_none()
+    return None if row is None else _operation(row)
+
+
+async def page(
+    connection: AsyncConnection,
+    project_id: str,
+    *,
+    sandbox_id: str | None,
+    states: Collection[OperationState],
+    after: Position | None,
+    limit: int,
+) -> list[Operation]:
+    """Return a project's operations, newest first; no ``states`` means all."""
+    query = select(*_COLUMNS).where(operations.c.project_id == project_id)
+    if sandbox_id is not None:
+        query = query.where(operations.c.sandbox_id == sandbox_id)
+    if states:
+        query = query.where(operations.c.state.in_(sorted(states)))
+    rows = await connection.execute(newest_first(query, operations, after, limit))
+    return [_operation(row) for row in rows.mappings()]
+
+
+async def owners(connection: AsyncConnection) -> set[str]:
+    """Return who holds leases on running operations."""
+    rows = await connection.execute(
+        select(distinct(operations.c.lease_owner)).where(
+            operations.c.state == OperationState.RUNNING, operations.c.lease_owner.is_not(None)
+        )
+    )
+    return {row[0] for row in rows}
+
+
+async def claim(
+    connection: AsyncConnection,
+    owner: str,
+    *,
+    now: datetime,
+    until: datetime,
+    dead_owners: Collection[str],
+    limit: int,
+) -> list[Operation]:
+    """Lease up to ``limit`` operations to ``owner``: new ones, and those with a lapsed lease or a dead owner."""
+    free = (
+        select(operations.c.id)
+        .where(
+            or_(
+                operations.c.state == OperationState.PENDING,
+                and_(
+                    operations.c.state == OperationState.RUNNING,
+                    or_(operations.c.lease_until < now, operations.c.lease_owner.in_(sorted(dead_owners))),
+                ),
+            )
+        )
+        .order_by(operations.c.created_at)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    rows = await connection.execute(
+        update(operations)
+        .where(operations.c.id.in_(free))
+        .values(
+            state=OperationState.RUNNING,
+            lease_owner=owner,
+            lease_until=until,
+            started_at=func.coalesce(operations.c.started_at, literal(now, Time())),
+        )
+        .returning(*_COLUMNS)
+    )
+    return [_operation(row) for row in rows.mappings()]
+
+
+async def renew(connection: AsyncConnection, owner: str, ids: Collection[str], until: datetime) -> set[str]:
+    """Prolong the owner's leases; return the ids it still holds."""
+    rows = await connection.execute(
+        update(operations)
+        .where(
+            operations.c.id.in_(sorted(ids)),
+            operations.c.lease_owner == owner,
+            operations.c.state == OperationState.RUNNING,
+        )
+        .values(lease_until=until)
+        .returning(operations.c.id)
+    )
+    return {row[0] for row in rows}
+
+
+async def release(connection: AsyncConnection, owner: str) -> None:
+    """Give back everything the owner holds, for the next runner to carry on."""
+    await connection.execute(
+        update(operations)
+        .where(operations.c.lease_owner == owner, operations.c.state == OperationState.RUNNING)
+        .values(state=OperationState.PENDING, lease_owner=None, lease_until=None)
+    )
+
+
+async def finish(
+    connection: AsyncConnection,
+    operation: Operation,
+    state: OperationState,
+    *,
+    now: datetime,
+    error: Failure | None = None,
+    timings: Mapping[str, float] | None = None,
+) -> Operation | None:
+    """End an operation if it has not ended and its lease still is ``operation``'s; None when that is not so."""
+    row = (
+        (
+            await connection.execute(
+                update(operations)
+                .where(
+                    operations.c.id == operation.id,
+                    operations.c.state == operation.state,
+                    operations.c.lease_owner.is_not_distinct_from(operation.lease_owner),
+                )
+                .values(
+                    state=state,
+                    error=None if error is None else asdict(error),
+                    timings=dict(timings or {}),
+                    finished_at=now,
+                    lease_owner=None,
+                    lease_until=None,
+                )
+                .returning(*_COLUMNS)
+            )
+        )
+        .mappings()
+        .one_or_none()
+    )
+    return None if row is None else _operation(row)
+
+
+def _operation(row: RowMapping) -> Operation:
+    return replace(
+        Operation(**arguments(row)),
+        state=OperationState(row["state"]),
+        error=None if row["error"] is None else Failure(**row["error"]),
+    )

@@ -1,0 +1,163 @@
+"""Rows of sandboxes. ``move`` is the only way a state changes: a compare-and-set."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, fields, replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import RowMapping, and_, delete, exists, func, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from space.model.sandbox import Failure, Resources, Sandbox, State
+from space.store.paging import Position, newest_first
+from space.store.rows import arguments
+from space.store.tables import sandbox_metadata, sandboxes
+
+_COLUMNS = [sandboxes.c[field.name] for field in fields(Sandbox)]
+DEADLINE_STATES = (State.RUNNING, State.PAUSED)
+
+
+async def add(connection: AsyncConnection, sandbox: Sandbox) -> None:
+    await connection.execute(insert(sandboxes).values(_values(asdict(sandbox))))
+    await _add_metadata(connection, sandbox.id, sandbox.metadata)
+
+
+async def get(connection: AsyncConnection, sandbox_id: str) -> Sandbox | None:
+    """Return one sandbox of any project, deleted ones included as long as their tombstone is kept."""
+    row = (await connection.execute(select(*_COLUMNS).where(sandboxes.c.id == sandbox_id))).mappings().one_or_none()
+    return None if row is None else _sandbox(row)
+
+
+async def page(
+    connection: AsyncConnection,
+    project_id: str,
+    *,
+    states: Collection[State],
+    metadata: Mapping[str, str],
+    after: Position | None,
+    limit: int,
+) -> list[Sandbox]:
+    """Return a project's sandboxes, newest first, without deleted ones; no ``states`` means all others."""
+    query = select(*_COLUMNS).where(sandboxes.c.project_id == project_id, sandboxes.c.state != State.DELETED)
+    if states:
+        query = query.where(sandboxes.c.state.in_(sorted(states)))
+    for key, value in metadata.items():
+        query = query.where(
+            exists().where(
+                sandbox_metadata.c.sandbox_id == sandboxes.c.id,
+                sandbox_metadata.c.key == key,
+                sandbox_metadata.c.value == value,
+            )
+        )
+    rows = await connection.execute(newest_first(query, sandboxes, after, limit))
+    return [_sandbox(row) for row in rows.mappings()]
+
+
+async def all_present(connection: AsyncConnection) -> dict[str, Sandbox]:
+    """Return every sandbox that is not deleted, by id."""
+    rows = await connection.execute(select(*_COLUMNS).where(sandboxes.c.state != State.DELETED))
+    return {row["id"]: _sandbox(row) for row in rows.mappings()}
+
+
+async def count_by_state(connection: AsyncConnection) -> dict[str, int]:
+    rows = await connection.execute(
+        select(sandboxes.c.state, func.count()).where(sandboxes.c.state != State.DELETED).group_by(sandboxes.c.state)
+    )
+    return {row[0]: row[1] for row in rows}
+
+
+async def due(connection: AsyncConnection, now: datetime, limit: int) -> list[Sandbox]:
+    """Return sandboxes whose deadline has passed and that it can still end; a failed one only by deletion."""
+    rows = await connection.execute(
+        select(*_COLUMNS)
+        .where(
+            sandboxes.c.deadline_at <= now,
+            or_(
+                sandboxes.c.state.in_(DEADLINE_STATES),
+                and_(sandboxes.c.state == State.FAILED, sandboxes.c.on_timeout == "delete"),
+            ),
+        )
+        .order_by(sandboxes.c.deadline_at)
+        .limit(limit)
+    )
+    return [_sandbox(row) for row in rows.mappings()]
+
+
+async def move(
+    connection: AsyncConnection,
+    seen: Sandbox,
+    *,
+    same_deadline: bool = False,
+    **values: Any,
+) -> Sandbox | None:
+    """Change a sandbox if it still is in the state and under the operation that ``seen`` has; None when it is not.
+
+    ``same_deadline`` also asks that nobody has renewed the deadline since.
+    """
+    query = (
+        update(sandboxes)
+        .where(
+            sandboxes.c.id == seen.id,
+            sandboxes.c.state == seen.state,
+            sandboxes.c.operation_id.is_not_distinct_from(seen.operation_id),
+        )
+        .values(_values(values))
+        .returning(*_COLUMNS)
+    )
+    if same_deadline:
+        query = query.where(sandboxes.c.deadline_at == seen.deadline_at)
+    row = (await connection.execute(query)).mappings().one_or_none()
+    return None if row is None else _sandbox(row)
+
+
+async def change(connection: AsyncConnection, seen: Sandbox, **values: Any) -> Sandbox | None:
+    """Change fields that are not part of the lifecycle, if the sandbox still is in ``seen.state``."""
+    row = (
+        (
+            await connection.execute(
+                update(sandboxes)
+                .where(sandboxes.c.id == seen.id, sandboxes.c.state == seen.state)
+                .values(_values(values))
+                .returning(*_COLUMNS)
+            )
+        )
+        .mappings()
+        .one_or_none()
+    )
+    if row is not None and "metadata" in values:
+        await connection.execute(delete(sandbox_metadata).where(sandbox_metadata.c.sandbox_id == seen.id))
+        await _add_metadata(connection, seen.id, values["metadata"])
+    return None if row is None else _sandbox(row)
+
+
+async def sweep(connection: AsyncConnection, before: datetime) -> None:
+    """Remove the tombstones of sandboxes deleted before ``before``, with their operations and commands."""
+    await connection.execute(
+        delete(sandboxes).where(sandboxes.c.state == State.DELETED, sandboxes.c.updated_at < before)
+    )
+
+
+async def _add_metadata(connection: AsyncConnection, sandbox_id: str, pairs: Mapping[str, str]) -> None:
+    if pairs:
+        await connection.execute(
+            insert(sandbox_metadata),
+            [{"sandbox_id": sandbox_id, "key": key, "value": value} for key, value in pairs.items()],
+        )
+
+
+def _values(values: dict[str, Any]) -> dict[str, Any]:
+    values = dict(values)
+    for name in ("failure", "resources"):
+        if isinstance(values.get(name), (Failure, Resources)):
+            values[name] = asdict(values[name])
+    return values
+
+
+def _sandbox(row: RowMapping) -> Sandbox:
+    plain = Sandbox(**arguments(row))
+    return replace(
+        plain,
+        state=State(row["state"]),
+        resources=Resources(**row["resources"]),
+        failure=None if row["failure"] is None else Failure(**row["failure"]),
+    )
