@@ -1,0 +1,81 @@
+"""Assemble the guest runtime and the agent. Called by `guest-runtime`; runs with the same Python as the guest will.
+
+    build_guest.py runtime UNPACKED_DEBS OUT     Python, its standard library compiled, and the libraries it loads
+    build_guest.py agent SOURCE_TREE OUT_FILE    the agent as one zip of compiled modules
+
+Everything is bytecode without sources ("unchecked": the machine sees the tree read-only), so that a guest starts without
+compiling or asking for times. The files' bytes depend on the inputs alone.
+"""
+
+import py_compile
+import shutil
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+LIBRARIES = (
+    "ld-linux-x86-64.so.2 libc.so.6 libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1 libutil.so.1 libresolv.so.2 "
+    "libnss_files.so.2 libnss_dns.so.2 libz.so.1 libexpat.so.1 libffi.so.8 libbz2.so.1.0 liblzma.so.5"
+).split()
+# What a headless agent of a few files never imports, and what would need libraries that are not brought along.
+DROPPED = frozenset(
+    "test unittest idlelib lib2to3 tkinter distutils pydoc_data ensurepip turtledemo curses dbm sqlite3 venv wsgiref xmlrpc xml "
+    "multiprocessing pydoc turtle antigravity this webbrowser cgi cgitb doctest pdb cProfile profile pstats smtplib smtpd "
+    "nntplib imaplib poplib telnetlib ftplib mailbox ssl sitecustomize _aix_support _osx_support _bootsubprocess".split()
+)
+DROPPED_EXTENSIONS = (
+    "_test _ctypes_test _xx xx ossaudiodev nis audioop _sqlite3 _dbm _gdbm _curses readline _crypt _uuid _hashlib _ssl _lsprof "
+    "_codecs_ _multibytecodec _multiprocessing _posixshmem _tkinter _elementtree"
+).split()
+
+
+def compiled(source: Path, shown: str, out: Path, optimize: int) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(str(source), str(out), dfile=shown, doraise=True, optimize=optimize, invalidation_mode=unchecked)
+
+
+def build_runtime(debs: Path, out: Path) -> None:
+    library = out / "lib" / f"python{VERSION}"
+    source = debs / "usr" / "lib" / f"python{VERSION}"
+    (out / "bin").mkdir(parents=True)
+    (library / "lib-dynload").mkdir(parents=True)
+    shutil.copyfile(debs / "usr" / "bin" / f"python{VERSION}", out / "bin" / "python3")
+    for name in LIBRARIES:
+        found = next((p for root in ("lib", "usr/lib") for p in sorted((debs / root).glob(f"x86_64-linux-gnu/{name}"))), None)
+        found = found or next((p for p in (debs / "lib64" / name, debs / "usr" / "lib64" / name) if p.is_file()), None)
+        if found is not None:  # newer C libraries have folded some of these into libc
+            shutil.copyfile(found, out / "lib" / name)
+    for path in sorted(source.rglob("*.py")):
+        inside = path.relative_to(source)
+        if inside.parts[0] not in DROPPED and inside.stem not in DROPPED:
+            compiled(path, f"/.space/lib/python{VERSION}/{inside}", library / inside.with_suffix(".pyc"), optimize=2)
+    for path in sorted((source / "lib-dynload").glob("*.so")):
+        if not path.name.startswith(tuple(DROPPED_EXTENSIONS)):
+            shutil.copyfile(path, library / "lib-dynload" / path.name)
+    for path in out.rglob("*"):
+        path.chmod(0o755 if path.is_dir() or path.name == "python3" or path.name.startswith("ld-linux") else 0o644)
+
+
+def build_agent(tree: Path, out: Path) -> None:
+    """The packages `protocol` and `guest`, a bare `space` package around them, and their start."""
+    with tempfile.TemporaryDirectory() as scratch:
+        staged = Path(scratch)
+        (staged / "empty.py").write_text("")
+        (staged / "main.py").write_text("from space.guest.agent import main\n\nmain()\n")
+        modules = {"__main__.pyc": staged / "main.py", "space/__init__.pyc": staged / "empty.py"}
+        for package in ("protocol", "guest"):
+            for path in sorted((tree / "space" / package).rglob("*.py")):
+                modules[str(path.relative_to(tree).with_suffix(".pyc"))] = path
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
+            for name, path in sorted(modules.items()):
+                compiled(path, f"/.space/agent.pyz/{name[:-1]}", staged / "module.pyc", optimize=0)
+                archive.writestr(zipfile.ZipInfo(name), (staged / "module.pyc").read_bytes())
+    out.chmod(0o644)
+
+
+if __name__ == "__main__":
+    build = {"runtime": build_runtime, "agent": build_agent}[sys.argv[1]]
+    build(Path(sys.argv[2]), Path(sys.argv[3]))
