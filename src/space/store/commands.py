@@ -3,41 +3,40 @@
 from dataclasses import asdict, replace
 from typing import Any
 
-from sqlalchemy import RowMapping, delete, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 
 from space.model.command import Command, CommandSpec, Exit, ExitKind, Tty
 from space.store.paging import Position, newest_first
 from space.store.tables import commands
 
 
-async def add(connection: AsyncConnection, command: Command) -> None:
-    await connection.execute(insert(commands).values(asdict(command)))
+def add(connection: Connection, command: Command) -> None:
+    connection.execute(insert(commands).values(asdict(command)))
 
 
-async def get(connection: AsyncConnection, command_id: str) -> tuple[Command, Exit | None] | None:
-    row = (await connection.execute(select(commands).where(commands.c.id == command_id))).mappings().one_or_none()
+def get(connection: Connection, command_id: str) -> tuple[Command, Exit | None] | None:
+    row = connection.execute(select(commands).where(commands.c.id == command_id)).mappings().one_or_none()
     return None if row is None else _command(row)
 
 
-async def page(
-    connection: AsyncConnection, sandbox_id: str, *, after: Position | None, limit: int
+def page(
+    connection: Connection, sandbox_id: str, *, after: Position | None, limit: int
 ) -> list[tuple[Command, Exit | None]]:
     """Return a sandbox's commands, newest first, each with its exit where that is recorded."""
     query = select(commands).where(commands.c.sandbox_id == sandbox_id)
-    rows = await connection.execute(newest_first(query, commands, after, limit))
+    rows = connection.execute(newest_first(query, commands, after, limit))
     return [_command(row) for row in rows.mappings()]
 
 
-async def record_exit(connection: AsyncConnection, command_id: str, exit_: Exit) -> None:
+def record_exit(connection: Connection, command_id: str, exit_: Exit) -> None:
     """Keep how a command ended; the first record stays."""
-    await connection.execute(
+    connection.execute(
         update(commands).where(commands.c.id == command_id, commands.c.exit.is_(None)).values(exit=asdict(exit_))
     )
 
 
-async def remove(connection: AsyncConnection, command_id: str) -> None:
-    await connection.execute(delete(commands).where(commands.c.id == command_id))
+def remove(connection: Connection, command_id: str) -> None:
+    connection.execute(delete(commands).where(commands.c.id == command_id))
 
 
 def _command(row: RowMapping) -> tuple[Command, Exit | None]:

@@ -1,87 +1,123 @@
 """The connection to SQLite or PostgreSQL: who may read, who may write, and the schema's version.
 
-SQLite has one writer and several readers, each on its own connection; writers queue in order of arrival. A commit is on
-disk when it returns (``synchronous=FULL`` costs a quarter of a millisecond here), so that an accepted operation
-survives a power cut too.
+A transaction is a plain function of a connection, run away from the event loop: it cannot await anything, so no
+transaction is ever open while the world is touched, and a cancelled caller cannot leave half of one.
+
+SQLite has one writer thread and several readers, each with a connection of its own; writers queue in order of arrival.
+A commit is on disk when it returns (``synchronous=FULL``), so an accepted operation survives a power cut.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import alembic.command
 from alembic.config import Config
-from sqlalchemy import Connection, event, text
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from alembic.util.exc import CommandError
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from space.errors import HostError, Unavailable
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-BUSY_TIMEOUT_MS = 10_000
+BUSY_TIMEOUT_S = 10
 READERS = 4
 POOL = 10
 TRANSACTION_TIMEOUT_S = 30
 
+Result = TypeVar("Result")
+Transaction = Callable[[Connection], Result]
+
 
 class Database:
-    """One store. ``read`` and ``write`` give a connection inside a transaction; no transaction outlives its block.
-
-    Keep the blocks free of other awaits: while one is open in ``write``, SQLite's other writers wait.
-    """
+    """One store. ``read`` and ``write`` run a function of a connection as one transaction and return its result."""
 
     def __init__(self, url: str) -> None:
-        parsed = make_url(url)
-        if parsed.get_backend_name() == "postgresql":
-            parsed = parsed.set(drivername="postgresql+asyncpg")
-        elif parsed.get_backend_name() == "sqlite":
-            parsed = parsed.set(drivername="sqlite+aiosqlite")
-        else:
-            raise HostError("store_url must be a sqlite or postgresql URL.", code="invalid-settings", key="store_url")
-        self.is_sqlite = parsed.get_backend_name() == "sqlite"
-        if self.is_sqlite:
-            self._writer = _sqlite_engine(parsed, pool_size=1, readonly=False)
-            self._reader = _sqlite_engine(parsed, pool_size=READERS, readonly=True)
-            self._turn: contextlib.AbstractAsyncContextManager[Any] = asyncio.Lock()
-        else:
-            self._writer = create_async_engine(parsed, pool_size=POOL, max_overflow=0, pool_pre_ping=True)
-            self._reader = self._writer
-            self._turn = contextlib.nullcontext()
+        self._backend = _backend(url)
 
-    @contextlib.asynccontextmanager
-    async def read(self) -> AsyncGenerator[AsyncConnection]:
-        """Open a read-only view of one moment. Raises ``Unavailable`` when the database does not answer."""
-        with _foreign_errors():
-            async with asyncio.timeout(TRANSACTION_TIMEOUT_S), self._reader.begin() as connection:
-                yield connection
+    async def read(self, transaction: Transaction[Result]) -> Result:
+        """Run ``transaction`` on a view of one moment. Raises ``Unavailable`` when the database does not answer."""
+        return await _bounded(self._backend.read, transaction)
 
-    @contextlib.asynccontextmanager
-    async def write(self) -> AsyncGenerator[AsyncConnection]:
-        """Open a transaction: everything in the block is committed at its end, or nothing when it raises."""
-        with _foreign_errors():
-            async with asyncio.timeout(TRANSACTION_TIMEOUT_S), self._turn, self._writer.begin() as connection:
-                yield connection
+    async def write(self, transaction: Transaction[Result]) -> Result:
+        """Run ``transaction`` and commit what it did, or nothing of it when it raises.
+
+        A caller that is cancelled meanwhile does not know which; the transaction itself is whole either way.
+        """
+        return await _bounded(self._backend.write, transaction)
 
     async def migrate(self) -> None:
         """Bring the schema to this version's, or raise ``HostError`` when it is a later version's."""
-        async with self._writer.begin() as connection:
-            if not self.is_sqlite:
-                # Two processes starting at once must not migrate side by side.
-                await connection.execute(text("select pg_advisory_xact_lock(7783301)"))
-            await connection.run_sync(_upgrade)
+        await _bounded(self._backend.write, _upgrade)
 
     async def close(self) -> None:
-        await self._writer.dispose()
-        if self._reader is not self._writer:
-            await self._reader.dispose()
+        await self._backend.close()
+
+
+class _Sqlite:
+    def __init__(self, url: URL) -> None:
+        self._writer = _sqlite_engine(url, connections=1, readonly=False)
+        self._reader = _sqlite_engine(url, connections=READERS, readonly=True)
+        self._writing = ThreadPoolExecutor(1, "store-writer")
+        self._reading = ThreadPoolExecutor(READERS, "store-reader")
+
+    async def read(self, transaction: Transaction[Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._reading, _run, self._reader, transaction)
+
+    async def write(self, transaction: Transaction[Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._writing, _run, self._writer, transaction)
+
+    async def close(self) -> None:
+        for executor, engine in ((self._writing, self._writer), (self._reading, self._reader)):
+            await asyncio.to_thread(executor.shutdown)
+            engine.dispose()
+
+
+class _Postgres:
+    def __init__(self, url: URL) -> None:
+        self._engine = create_async_engine(
+            url.set(drivername="postgresql+asyncpg"), pool_size=POOL, max_overflow=0, pool_pre_ping=True
+        )
+
+    async def read(self, transaction: Transaction[Result]) -> Result:
+        return await self.write(transaction)
+
+    async def write(self, transaction: Transaction[Result]) -> Result:
+        async with self._engine.begin() as connection:
+            return await connection.run_sync(transaction)
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+
+def _backend(url: str) -> _Sqlite | _Postgres:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise HostError("store_url is not a URL.", code="invalid-settings", key="store_url") from error
+    match parsed.get_backend_name():
+        case "sqlite":
+            return _Sqlite(parsed.set(drivername="sqlite"))
+        case "postgresql":
+            return _Postgres(parsed)
+        case other:
+            message = f"store_url must be a sqlite or postgresql URL, not {other}."
+            raise HostError(message, code="invalid-settings", key="store_url")
+
+
+async def _bounded(run: Callable[[Transaction[Result]], Any], transaction: Transaction[Result]) -> Result:
+    with _own_errors():
+        async with asyncio.timeout(TRANSACTION_TIMEOUT_S):
+            return await run(transaction)
 
 
 @contextlib.contextmanager
-def _foreign_errors() -> Generator[None]:
+def _own_errors() -> Generator[None]:
     try:
         yield
     except (PoolTimeout, TimeoutError, OSError) as error:
@@ -93,42 +129,48 @@ def _foreign_errors() -> Generator[None]:
         raise HostError(f"The store failed ({type(error).__name__}).", code="store-failed") from None
 
 
+def _run(engine: Engine, transaction: Transaction[Result]) -> Result:
+    with engine.begin() as connection:
+        return transaction(connection)
+
+
 def _upgrade(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        # Two processes starting at once must not migrate side by side.
+        connection.execute(text("select pg_advisory_xact_lock(7783301)"))
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
     try:
         alembic.command.upgrade(config, "head")
-    except alembic.command.util.CommandError as error:
-        raise HostError(
-            f"The store's schema cannot be brought to this version: {error}", code="store-version"
-        ) from error
+    except CommandError as error:
+        message = f"The store's schema cannot be brought to this version: {error}"
+        raise HostError(message, code="store-version") from error
 
 
-def _sqlite_engine(url: Any, *, pool_size: int, readonly: bool) -> AsyncEngine:
-    engine = create_async_engine(
-        url, pool_size=pool_size, max_overflow=0, connect_args={"timeout": BUSY_TIMEOUT_MS / 1e3}
+def _sqlite_engine(url: URL, *, connections: int, readonly: bool) -> Engine:
+    engine = create_engine(
+        url,
+        pool_size=connections,
+        max_overflow=0,
+        pool_reset_on_return=None,
+        connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
     )
 
-    @event.listens_for(engine.sync_engine, "connect")
+    @event.listens_for(engine, "connect")
     def _connect(connection: Any, _record: Any) -> None:  # pyright: ignore[reportUnusedFunction]
-        # The driver must not open transactions by itself: a write starts with BEGIN IMMEDIATE below.
+        # The driver must not open transactions by itself: `_begin` does.
         connection.isolation_level = None
-        cursor = connection.cursor()
-        if not readonly:
-            cursor.execute("PRAGMA journal_mode=WAL")
-        for pragma in (
-            f"busy_timeout={BUSY_TIMEOUT_MS}",
-            "synchronous=FULL",
-            "foreign_keys=ON",
-            "temp_store=MEMORY",
-            f"query_only={'ON' if readonly else 'OFF'}",
-        ):
-            cursor.execute(f"PRAGMA {pragma}")
-        cursor.close()
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute("PRAGMA temp_store=MEMORY")
+        if readonly:
+            connection.execute("PRAGMA query_only=ON")
 
-    @event.listens_for(engine.sync_engine, "begin")
+    @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]
+        # A deferred transaction that reads and then writes fails when another process wrote in between.
         connection.exec_driver_sql("BEGIN" if readonly else "BEGIN IMMEDIATE")
 
     return engine

@@ -2,21 +2,20 @@
 
 from typing import Any
 
-from sqlalchemy import Table
+from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 
-async def insert_new(connection: AsyncConnection, table: Table, **values: Any) -> bool:
+def insert_new(connection: Connection, table: Table, **values: Any) -> bool:
     """Insert a row; False, and nothing done, when a unique key of it is taken."""
     insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    result = await connection.execute(insert(table).values(**values).on_conflict_do_nothing())
+    result = connection.execute(insert(table).values(**values).on_conflict_do_nothing())
     return result.rowcount == 1
 
 
-async def insert_or_update(connection: AsyncConnection, table: Table, **values: Any) -> None:
+def insert_or_update(connection: Connection, table: Table, **values: Any) -> None:
     """Insert a row, or overwrite the one with the same primary key."""
     insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     primary = [column.name for column in table.primary_key.columns]
     changed = {name: value for name, value in values.items() if name not in primary}
-    await connection.execute(insert(table).values(**values).on_conflict_do_update(index_elements=primary, set_=changed))
+    connection.execute(insert(table).values(**values).on_conflict_do_update(index_elements=primary, set_=changed))

@@ -3,8 +3,7 @@
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
-from sqlalchemy import delete, select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, delete, select
 
 from space.store.dialect import insert_new
 from space.store.tables import idempotency
@@ -22,25 +21,25 @@ class Record:
     created_at: datetime
 
 
-async def claim(connection: AsyncConnection, record: Record, expired_before: datetime) -> Record | None:
+def claim(connection: Connection, record: Record, expired_before: datetime) -> Record | None:
     """Take the key for ``record``; None when that worked, else the record that has it.
 
     Of many transactions that claim one key, the first to commit has it and the others see its record.
     """
     mine = (idempotency.c.project_id == record.project_id, idempotency.c.key == record.key)
-    await connection.execute(delete(idempotency).where(*mine, idempotency.c.created_at < expired_before))
-    if await insert_new(connection, idempotency, **asdict(record)):
+    connection.execute(delete(idempotency).where(*mine, idempotency.c.created_at < expired_before))
+    if insert_new(connection, idempotency, **asdict(record)):
         return None
-    row = (await connection.execute(select(idempotency).where(*mine))).mappings().one()
+    row = connection.execute(select(idempotency).where(*mine)).mappings().one()
     return Record(**row)
 
 
-async def remove(connection: AsyncConnection, project_id: str, subject_id: str) -> None:
+def remove(connection: Connection, project_id: str, subject_id: str) -> None:
     """Forget the key whose request came to nothing."""
-    await connection.execute(
+    connection.execute(
         delete(idempotency).where(idempotency.c.project_id == project_id, idempotency.c.subject_id == subject_id)
     )
 
 
-async def sweep(connection: AsyncConnection, before: datetime) -> None:
-    await connection.execute(delete(idempotency).where(idempotency.c.created_at < before))
+def sweep(connection: Connection, before: datetime) -> None:
+    connection.execute(delete(idempotency).where(idempotency.c.created_at < before))

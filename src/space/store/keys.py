@@ -3,8 +3,7 @@
 from dataclasses import asdict, replace
 from datetime import datetime
 
-from sqlalchemy import RowMapping, insert, or_, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, RowMapping, insert, or_, select, update
 
 from space.model.project import Key, Role
 from space.store.paging import Position, newest_first
@@ -12,39 +11,39 @@ from space.store.rows import arguments
 from space.store.tables import keys
 
 
-async def add(connection: AsyncConnection, key: Key) -> None:
-    await connection.execute(insert(keys).values(asdict(key)))
+def add(connection: Connection, key: Key) -> None:
+    connection.execute(insert(keys).values(asdict(key)))
 
 
-async def get(connection: AsyncConnection, key_id: str) -> Key | None:
-    row = (await connection.execute(select(keys).where(keys.c.id == key_id))).mappings().one_or_none()
+def get(connection: Connection, key_id: str) -> Key | None:
+    row = connection.execute(select(keys).where(keys.c.id == key_id)).mappings().one_or_none()
     return None if row is None else _key(row)
 
 
-async def by_hash(connection: AsyncConnection, digest: str) -> Key | None:
+def by_hash(connection: Connection, digest: str) -> Key | None:
     """Return the key with that SHA-256, revoked ones included."""
-    row = (await connection.execute(select(keys).where(keys.c.hash == digest))).mappings().one_or_none()
+    row = connection.execute(select(keys).where(keys.c.hash == digest)).mappings().one_or_none()
     return None if row is None else _key(row)
 
 
-async def page(connection: AsyncConnection, project_id: str, *, after: Position | None, limit: int) -> list[Key]:
+def page(connection: Connection, project_id: str, *, after: Position | None, limit: int) -> list[Key]:
     """Return a project's keys that are not revoked, newest first."""
     query = select(keys).where(keys.c.project_id == project_id, keys.c.revoked_at.is_(None))
-    rows = await connection.execute(newest_first(query, keys, after, limit))
+    rows = connection.execute(newest_first(query, keys, after, limit))
     return [_key(row) for row in rows.mappings()]
 
 
-async def revoke(connection: AsyncConnection, key: Key, now: datetime) -> bool:
+def revoke(connection: Connection, key: Key, now: datetime) -> bool:
     """Revoke a key for good; False when it already is."""
-    result = await connection.execute(
+    result = connection.execute(
         update(keys).where(keys.c.id == key.id, keys.c.revoked_at.is_(None)).values(revoked_at=now)
     )
     return result.rowcount == 1
 
 
-async def touch(connection: AsyncConnection, key_id: str, now: datetime, older_than: datetime) -> None:
+def touch(connection: Connection, key_id: str, now: datetime, older_than: datetime) -> None:
     """Note that a key was used, unless a note younger than ``older_than`` is there."""
-    await connection.execute(
+    connection.execute(
         update(keys)
         .where(keys.c.id == key_id, or_(keys.c.last_used_at.is_(None), keys.c.last_used_at < older_than))
         .values(last_used_at=now)

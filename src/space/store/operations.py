@@ -4,8 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields, replace
 from datetime import datetime
 
-from sqlalchemy import RowMapping, and_, distinct, func, insert, literal, or_, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, RowMapping, and_, distinct, func, insert, literal, or_, select, update
 
 from space.model.operation import Operation, OperationState
 from space.model.sandbox import Failure
@@ -16,17 +15,17 @@ from space.store.tables import Time, operations
 _COLUMNS = [operations.c[field.name] for field in fields(Operation)]
 
 
-async def add(connection: AsyncConnection, operation: Operation) -> None:
-    await connection.execute(insert(operations).values(asdict(operation)))
+def add(connection: Connection, operation: Operation) -> None:
+    connection.execute(insert(operations).values(asdict(operation)))
 
 
-async def get(connection: AsyncConnection, operation_id: str) -> Operation | None:
-    row = (await connection.execute(select(*_COLUMNS).where(operations.c.id == operation_id))).mappings().one_or_none()
+def get(connection: Connection, operation_id: str) -> Operation | None:
+    row = connection.execute(select(*_COLUMNS).where(operations.c.id == operation_id)).mappings().one_or_none()
     return None if row is None else _operation(row)
 
 
-async def page(
-    connection: AsyncConnection,
+def page(
+    connection: Connection,
     project_id: str,
     *,
     sandbox_id: str | None,
@@ -40,13 +39,13 @@ async def page(
         query = query.where(operations.c.sandbox_id == sandbox_id)
     if states:
         query = query.where(operations.c.state.in_(sorted(states)))
-    rows = await connection.execute(newest_first(query, operations, after, limit))
+    rows = connection.execute(newest_first(query, operations, after, limit))
     return [_operation(row) for row in rows.mappings()]
 
 
-async def owners(connection: AsyncConnection) -> set[str]:
+def owners(connection: Connection) -> set[str]:
     """Return who holds leases on running operations."""
-    rows = await connection.execute(
+    rows = connection.execute(
         select(distinct(operations.c.lease_owner)).where(
             operations.c.state == OperationState.RUNNING, operations.c.lease_owner.is_not(None)
         )
@@ -54,8 +53,8 @@ async def owners(connection: AsyncConnection) -> set[str]:
     return {row[0] for row in rows}
 
 
-async def claim(
-    connection: AsyncConnection,
+def claim(
+    connection: Connection,
     owner: str,
     *,
     now: datetime,
@@ -79,7 +78,7 @@ async def claim(
         .limit(limit)
         .with_for_update(skip_locked=True)
     )
-    rows = await connection.execute(
+    rows = connection.execute(
         update(operations)
         .where(operations.c.id.in_(free))
         .values(
@@ -93,9 +92,9 @@ async def claim(
     return [_operation(row) for row in rows.mappings()]
 
 
-async def renew(connection: AsyncConnection, owner: str, ids: Collection[str], until: datetime) -> set[str]:
+def renew(connection: Connection, owner: str, ids: Collection[str], until: datetime) -> set[str]:
     """Prolong the owner's leases; return the ids it still holds."""
-    rows = await connection.execute(
+    rows = connection.execute(
         update(operations)
         .where(
             operations.c.id.in_(sorted(ids)),
@@ -108,17 +107,17 @@ async def renew(connection: AsyncConnection, owner: str, ids: Collection[str], u
     return {row[0] for row in rows}
 
 
-async def release(connection: AsyncConnection, owner: str) -> None:
+def release(connection: Connection, owner: str) -> None:
     """Give back everything the owner holds, for the next runner to carry on."""
-    await connection.execute(
+    connection.execute(
         update(operations)
         .where(operations.c.lease_owner == owner, operations.c.state == OperationState.RUNNING)
         .values(state=OperationState.PENDING, lease_owner=None, lease_until=None)
     )
 
 
-async def finish(
-    connection: AsyncConnection,
+def finish(
+    connection: Connection,
     operation: Operation,
     state: OperationState,
     *,
@@ -129,7 +128,7 @@ async def finish(
     """End an operation if it has not ended and its lease still is ``operation``'s; None when that is not so."""
     row = (
         (
-            await connection.execute(
+            connection.execute(
                 update(operations)
                 .where(
                     operations.c.id == operation.id,

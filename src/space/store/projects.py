@@ -1,27 +1,26 @@
 """Rows of projects."""
 
-from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, select
 
 from space.model.project import Project
 from space.store.dialect import insert_new
 from space.store.tables import projects
 
 
-async def add(connection: AsyncConnection, project: Project) -> bool:
+def add(connection: Connection, project: Project) -> bool:
     """Add a project; False when the name is taken."""
-    return await insert_new(
+    return insert_new(
         connection, projects, id=project.id, name=project.name, created_at=project.created_at, last_event=0
     )
 
 
-async def get(connection: AsyncConnection, project_id: str) -> Project | None:
-    row = (await connection.execute(_QUERY.where(projects.c.id == project_id))).one_or_none()
+def get(connection: Connection, project_id: str) -> Project | None:
+    row = connection.execute(_QUERY.where(projects.c.id == project_id)).one_or_none()
     return None if row is None else Project(*row)
 
 
-async def by_name(connection: AsyncConnection, name: str) -> Project | None:
-    row = (await connection.execute(_QUERY.where(projects.c.name == name))).one_or_none()
+def by_name(connection: Connection, name: str) -> Project | None:
+    row = connection.execute(_QUERY.where(projects.c.name == name)).one_or_none()
     return None if row is None else Project(*row)
 
 

@@ -5,8 +5,7 @@ from dataclasses import asdict, fields, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import RowMapping, and_, delete, exists, func, insert, or_, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, RowMapping, and_, delete, exists, func, insert, or_, select, update
 
 from space.model.sandbox import Failure, Resources, Sandbox, State
 from space.store.paging import Position, newest_first
@@ -17,19 +16,19 @@ _COLUMNS = [sandboxes.c[field.name] for field in fields(Sandbox)]
 DEADLINE_STATES = (State.RUNNING, State.PAUSED)
 
 
-async def add(connection: AsyncConnection, sandbox: Sandbox) -> None:
-    await connection.execute(insert(sandboxes).values(_values(asdict(sandbox))))
-    await _add_metadata(connection, sandbox.id, sandbox.metadata)
+def add(connection: Connection, sandbox: Sandbox) -> None:
+    connection.execute(insert(sandboxes).values(_values(asdict(sandbox))))
+    _add_metadata(connection, sandbox.id, sandbox.metadata)
 
 
-async def get(connection: AsyncConnection, sandbox_id: str) -> Sandbox | None:
+def get(connection: Connection, sandbox_id: str) -> Sandbox | None:
     """Return one sandbox of any project, deleted ones included as long as their tombstone is kept."""
-    row = (await connection.execute(select(*_COLUMNS).where(sandboxes.c.id == sandbox_id))).mappings().one_or_none()
+    row = connection.execute(select(*_COLUMNS).where(sandboxes.c.id == sandbox_id)).mappings().one_or_none()
     return None if row is None else _sandbox(row)
 
 
-async def page(
-    connection: AsyncConnection,
+def page(
+    connection: Connection,
     project_id: str,
     *,
     states: Collection[State],
@@ -49,26 +48,26 @@ async def page(
                 sandbox_metadata.c.value == value,
             )
         )
-    rows = await connection.execute(newest_first(query, sandboxes, after, limit))
+    rows = connection.execute(newest_first(query, sandboxes, after, limit))
     return [_sandbox(row) for row in rows.mappings()]
 
 
-async def all_present(connection: AsyncConnection) -> dict[str, Sandbox]:
+def all_present(connection: Connection) -> dict[str, Sandbox]:
     """Return every sandbox that is not deleted, by id."""
-    rows = await connection.execute(select(*_COLUMNS).where(sandboxes.c.state != State.DELETED))
+    rows = connection.execute(select(*_COLUMNS).where(sandboxes.c.state != State.DELETED))
     return {row["id"]: _sandbox(row) for row in rows.mappings()}
 
 
-async def count_by_state(connection: AsyncConnection) -> dict[str, int]:
-    rows = await connection.execute(
+def count_by_state(connection: Connection) -> dict[str, int]:
+    rows = connection.execute(
         select(sandboxes.c.state, func.count()).where(sandboxes.c.state != State.DELETED).group_by(sandboxes.c.state)
     )
     return {row[0]: row[1] for row in rows}
 
 
-async def due(connection: AsyncConnection, now: datetime, limit: int) -> list[Sandbox]:
+def due(connection: Connection, now: datetime, limit: int) -> list[Sandbox]:
     """Return sandboxes whose deadline has passed and that it can still end; a failed one only by deletion."""
-    rows = await connection.execute(
+    rows = connection.execute(
         select(*_COLUMNS)
         .where(
             sandboxes.c.deadline_at <= now,
@@ -83,8 +82,8 @@ async def due(connection: AsyncConnection, now: datetime, limit: int) -> list[Sa
     return [_sandbox(row) for row in rows.mappings()]
 
 
-async def move(
-    connection: AsyncConnection,
+def move(
+    connection: Connection,
     seen: Sandbox,
     *,
     same_deadline: bool = False,
@@ -106,15 +105,15 @@ async def move(
     )
     if same_deadline:
         query = query.where(sandboxes.c.deadline_at == seen.deadline_at)
-    row = (await connection.execute(query)).mappings().one_or_none()
+    row = connection.execute(query).mappings().one_or_none()
     return None if row is None else _sandbox(row)
 
 
-async def change(connection: AsyncConnection, seen: Sandbox, **values: Any) -> Sandbox | None:
+def change(connection: Connection, seen: Sandbox, **values: Any) -> Sandbox | None:
     """Change fields that are not part of the lifecycle, if the sandbox still is in ``seen.state``."""
     row = (
         (
-            await connection.execute(
+            connection.execute(
                 update(sandboxes)
                 .where(sandboxes.c.id == seen.id, sandboxes.c.state == seen.state)
                 .values(_values(values))
@@ -125,21 +124,19 @@ async def change(connection: AsyncConnection, seen: Sandbox, **values: Any) -> S
         .one_or_none()
     )
     if row is not None and "metadata" in values:
-        await connection.execute(delete(sandbox_metadata).where(sandbox_metadata.c.sandbox_id == seen.id))
-        await _add_metadata(connection, seen.id, values["metadata"])
+        connection.execute(delete(sandbox_metadata).where(sandbox_metadata.c.sandbox_id == seen.id))
+        _add_metadata(connection, seen.id, values["metadata"])
     return None if row is None else _sandbox(row)
 
 
-async def sweep(connection: AsyncConnection, before: datetime) -> None:
+def sweep(connection: Connection, before: datetime) -> None:
     """Remove the tombstones of sandboxes deleted before ``before``, with their operations and commands."""
-    await connection.execute(
-        delete(sandboxes).where(sandboxes.c.state == State.DELETED, sandboxes.c.updated_at < before)
-    )
+    connection.execute(delete(sandboxes).where(sandboxes.c.state == State.DELETED, sandboxes.c.updated_at < before))
 
 
-async def _add_metadata(connection: AsyncConnection, sandbox_id: str, pairs: Mapping[str, str]) -> None:
+def _add_metadata(connection: Connection, sandbox_id: str, pairs: Mapping[str, str]) -> None:
     if pairs:
-        await connection.execute(
+        connection.execute(
             insert(sandbox_metadata),
             [{"sandbox_id": sandbox_id, "key": key, "value": value} for key, value in pairs.items()],
         )
