@@ -24,15 +24,19 @@ class Settings(BaseSettings):
     instance: Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,7}$")] = "space"
     """Names the installation's cgroup, nftables table, namespaces and links."""
     data_dir: Path = Path("/var/lib/space")
+    """Everything that must outlive a restart: store, disks, kept output."""
     run_dir: Path = Path("/run/space")
+    """Sockets, guest channels and logs."""
     guest_dir: Path = Path("/opt/space/guest")
     """The guest runtime that every sandbox sees read-only at /.space."""
     runsc: Path | None = None
     """The runsc binary; unset means /opt/space/bin/runsc, else the one on PATH."""
 
     api_host: str = "127.0.0.1"
+    """Address the api listens on. Other than loopback needs TLS in front, or `allow_plaintext`."""
     api_port: Annotated[int, Field(ge=1, le=65535)] = 8700
     node_host: str = "127.0.0.1"
+    """Address the node's data plane listens on."""
     node_port: Annotated[int, Field(ge=1, le=65535)] = 8701
     node_url: str | None = None
     """How clients reach the node's data plane; unset means http://<node_host>:<node_port>."""
@@ -41,22 +45,30 @@ class Settings(BaseSettings):
     store_url: str | None = None
     """SQLAlchemy URL; unset means SQLite in data_dir/api/store.db."""
     api_user: str = "space-api"
+    """System user of the api process."""
     node_user: str = "space-node"
+    """System user of the node process."""
 
     driver: str | None = None
     """The driver for sandboxes that name none; unset means the strongest that works here."""
     disk_store_mib: Annotated[int, Field(ge=1024)] = 32 * 1024
     """Largest size of the copy-on-write store that holds templates and sandboxes' disks (sparse, grows as used)."""
     sandboxes_max: Annotated[int, Field(ge=1)] = 200
+    """Most sandboxes with a machine or a disk at one time."""
     cpus_max: Annotated[float, Field(gt=0)] = 16
+    """Most cpus a sandbox may ask for."""
     memory_mib_max: Annotated[int, Field(ge=64)] = 16 * 1024
+    """Most memory a sandbox may ask for."""
     disk_mib_max: Annotated[int, Field(ge=64)] = 64 * 1024
+    """Most disk a sandbox may ask for."""
     pids_max: Annotated[int, Field(ge=16)] = 32768
+    """Most processes and threads a sandbox may ask for."""
     body_mib_max: Annotated[int, Field(ge=1)] = 4
     """Largest JSON request body. File uploads are streamed and bounded by the sandbox's disk."""
     replay_s: Annotated[float, Field(ge=0)] = 3600
     """How long a command's output can be replayed after it ended."""
     log_level: str = "info"
+    """debug, info, warning or error."""
 
     @property
     def api_dir(self) -> Path:
