@@ -1,0 +1,1 @@
+"""The SDK with asyncio: written by hand, and the source of ``_sync``."""

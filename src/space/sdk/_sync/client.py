@@ -1,0 +1,89 @@
+# Generated from ../_async/client.py by scripts/sync-sdk; change that one.
+"""The connection to one API: what is not about one sandbox, and what many sandboxes share."""
+
+import json
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from space.sdk._sync.keys import Keys
+from space.sdk._sync.operations import Operations, pages
+from space.sdk._sync.transport import Transport, lost
+from space.sdk.config import find_credentials
+from space.sdk.requests import Request, present
+from space.sdk.types import Event, SandboxInfo, State
+
+
+class Client:
+    """Connections to one API with one key.
+
+    Without arguments it uses ``SPACE_URL`` and ``SPACE_API_KEY``, else ``~/.config/space/credentials``. Close it, or
+    use it as a context manager. The form without ``await`` may be shared between threads.
+    """
+
+    def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
+        credentials = find_credentials(url, api_key)
+        self.url = credentials.url
+        self.api_key = credentials.api_key
+        self.transport = Transport(credentials)
+        self.operations = Operations(self.transport)
+        self.keys = Keys(self.transport)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def sandbox_info(self, sandbox_id: str) -> SandboxInfo:
+        """Return a sandbox as it is now."""
+        answer = self.transport.call(Request(method="GET", path=f"/v1/sandboxes/{sandbox_id}"))
+        return SandboxInfo.parse(answer.get("sandbox", answer))
+
+    def sandboxes(
+        self, *, state: State | None = None, name: str | None = None, metadata: Mapping[str, str] | None = None
+    ) -> Iterator[SandboxInfo]:
+        """Yield the project's sandboxes that match all that is given."""
+        params: dict[str, str] = present(state=state, name=name)
+        params |= {f"metadata.{key}": value for key, value in (metadata or {}).items()}
+        for item in pages(self.transport, "/v1/sandboxes", params):
+            yield SandboxInfo.parse(item)
+
+    def templates(self) -> list[dict[str, Any]]:
+        """Return the templates that sandboxes can be made from."""
+        answer = self.transport.call(Request(method="GET", path="/v1/templates"))
+        return answer["items"]
+
+    def events(self) -> Iterator[Event]:
+        """Yield state changes of the project's sandboxes as they happen, without end."""
+        request = Request(method="GET", path="/v1/events", headers={"accept": "text/event-stream"}, read_s=None)
+        response = self.transport.start(request)
+        fields: dict[str, list[str]] = {}
+        try:
+            for line in response.iter_lines():
+                if line:
+                    name, _, value = line.partition(":")
+                    fields.setdefault(name, []).append(value.removeprefix(" "))
+                elif fields:
+                    if "data" in fields:
+                        yield _event(fields)
+                    fields = {}
+        except httpx.TransportError as error:
+            raise lost(request, error) from error
+        finally:
+            response.close()
+
+
+def _event(fields: dict[str, list[str]]) -> Event:
+    return Event(
+        type=fields.get("event", ["message"])[-1],
+        id=fields.get("id", [None])[-1],
+        data=json.loads("\n".join(fields["data"])),
+    )

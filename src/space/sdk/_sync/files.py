@@ -1,0 +1,176 @@
+# Generated from ../_async/files.py by scripts/sync-sdk; change that one.
+"""Files of a sandbox. Content is streamed both ways, so its size is bounded by disks and not by memory."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+
+from space.errors import SpaceError
+from space.sdk._sync.dataplane import DataPlane
+from space.sdk._sync.transport import lost
+from space.sdk.archives import Packer, Unpacker
+from space.sdk.backends.threads import in_thread
+from space.sdk.requests import Request, present
+from space.sdk.types import FileInfo
+
+CHUNK_BYTES = 1024 * 1024
+NOT_FOUND = "file-not-found"
+
+
+class Files:
+    """``sandbox.files``. Paths are the sandbox's; ``user`` says with whose permissions (default: the template's)."""
+
+    def __init__(self, plane: DataPlane, sandbox_id: str) -> None:
+        self._plane = plane
+        self._path = f"/v1/sandboxes/{sandbox_id}/files"
+
+    # Content
+
+    def read(self, path: str, *, user: str | None = None) -> bytes:
+        """Return a file's bytes."""
+        return b"".join([chunk for chunk in self.read_stream(path, user=user)])
+
+    def read_text(self, path: str, *, user: str | None = None) -> str:
+        """Return a file's text, which must be UTF-8."""
+        return (self.read(path, user=user)).decode()
+
+    def read_stream(
+        self, path: str, *, start: int = 0, length: int | None = None, user: str | None = None
+    ) -> Iterator[bytes]:
+        """Yield a file's bytes from ``start`` on, ``length`` of them or all."""
+        headers: dict[str, str] = {"accept-encoding": "identity"}
+        if start or length is not None:
+            headers["range"] = f"bytes={start}-" + ("" if length is None else str(start + length - 1))
+        request = Request(method="GET", path=self._path, params=present(path=path, user=user), headers=headers)
+        for chunk in self._stream(request):
+            yield chunk
+
+    def write(self, path: str, data: bytes | str, *, mode: int | None = None, user: str | None = None) -> None:
+        """Write a file whole, making it if need be. ``mode`` is its permission bits (``0o755``)."""
+        content = data.encode() if isinstance(data, str) else data
+        self._plane.call(self._put(path, content, mode, user))
+
+    def write_stream(
+        self, path: str, chunks: Iterable[bytes], *, mode: int | None = None, user: str | None = None
+    ) -> None:
+        """Write a file from chunks. When it fails midway the file is not as it was."""
+        self._plane.call(self._put(path, chunks, mode, user))
+
+    def upload(
+        self, local: str | os.PathLike[str], path: str, *, mode: int | None = None, user: str | None = None
+    ) -> None:
+        """Copy a local file or directory to ``path``, permission bits included."""
+        source = Path(local)
+        if in_thread(source.is_dir):
+            self.write_archive(path, _packed(source), user=user)
+            return
+        with in_thread(lambda: source.open("rb")) as file:
+            bits = os.fstat(file.fileno()).st_mode & 0o777 if mode is None else mode
+            self.write_stream(path, _chunks(file), mode=bits, user=user)
+
+    def download(self, path: str, local: str | os.PathLike[str], *, user: str | None = None) -> None:
+        """Copy a file or directory of the sandbox to ``local``.
+
+        A directory's content is untrusted: links and names that would lead out of ``local`` are refused.
+        """
+        target, info = Path(local), self.stat(path, user=user)
+        if info.type == "directory":
+            in_thread(lambda: target.mkdir(parents=True, exist_ok=True))
+            unpacker = Unpacker(target)
+            try:
+                for chunk in self.archive(path, user=user):
+                    in_thread(lambda data=chunk: unpacker.feed(data))
+            except BaseException:
+                in_thread(unpacker.abort)
+                raise
+            in_thread(unpacker.finish)
+            return
+        with in_thread(lambda: target.open("wb")) as file:
+            for chunk in self.read_stream(path, user=user):
+                in_thread(lambda data=chunk: file.write(data))
+        in_thread(lambda: target.chmod(info.mode & 0o777))
+
+    # Directories
+
+    def stat(self, path: str, *, user: str | None = None) -> FileInfo:
+        """Return what a path is; a link is itself, not what it points to."""
+        request = Request(method="GET", path=f"{self._path}/stat", params=present(path=path, user=user))
+        return FileInfo.parse(self._plane.call(request))
+
+    def exists(self, path: str, *, user: str | None = None) -> bool:
+        """Whether there is something at the path."""
+        try:
+            self.stat(path, user=user)
+        except SpaceError as error:
+            if error.code == NOT_FOUND:
+                return False
+            raise
+        return True
+
+    def list(self, path: str, *, user: str | None = None) -> list[FileInfo]:
+        """Return what is in a directory, sorted by name."""
+        request = Request(method="GET", path=f"{self._path}/list", params=present(path=path, user=user))
+        answer = self._plane.call(request)
+        return sorted((FileInfo.parse(item) for item in answer["entries"]), key=lambda info: info.name)
+
+    def mkdir(self, path: str, *, mode: int | None = None, user: str | None = None) -> None:
+        """Make a directory and those above it; one that exists is fine."""
+        self._post("mkdir", present(path=path, mode=_octal(mode), user=user))
+
+    def move(self, path: str, to: str, *, user: str | None = None) -> None:
+        """Rename or move; a file at ``to`` is replaced."""
+        self._post("move", present(source=path, destination=to, user=user))
+
+    def remove(self, path: str, *, recursive: bool = False, user: str | None = None) -> None:
+        """Remove a file or an empty directory, with ``recursive`` a directory and all in it."""
+        params = present(path=path, user=user, recursive="true" if recursive else None)
+        self._plane.call(Request(method="DELETE", path=self._path, params=params))
+
+    # Archives
+
+    def archive(self, path: str, *, user: str | None = None) -> Iterator[bytes]:
+        """Yield a tar archive of a directory's content."""
+        request = Request(method="GET", path=f"{self._path}/archive", params=present(path=path, user=user))
+        for chunk in self._stream(request):
+            yield chunk
+
+    def write_archive(self, path: str, chunks: Iterable[bytes], *, user: str | None = None) -> None:
+        """Unpack a tar archive into a directory, making it if need be."""
+        params = present(path=path, user=user)
+        request = Request(method="PUT", path=f"{self._path}/archive", params=params, content=chunks)
+        self._plane.call(request)
+
+    def _put(self, path: str, content: bytes | Iterable[bytes], mode: int | None, user: str | None) -> Request:
+        params = present(path=path, mode=_octal(mode), user=user)
+        return Request(method="PUT", path=self._path, params=params, content=content)
+
+    def _post(self, verb: str, body: dict[str, Any]) -> None:
+        self._plane.call(Request(method="POST", path=f"{self._path}/{verb}", body=body))
+
+    def _stream(self, request: Request) -> Iterator[bytes]:
+        response = self._plane.start(request)
+        try:
+            for chunk in response.iter_raw():
+                yield chunk
+        except httpx.TransportError as error:
+            raise lost(request, error) from error
+        finally:
+            response.close()
+
+
+def _octal(mode: int | None) -> str | None:
+    return None if mode is None else f"{mode:04o}"
+
+
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    while chunk := in_thread(lambda: file.read(CHUNK_BYTES)):
+        yield chunk
+
+
+def _packed(directory: Path) -> Iterator[bytes]:
+    packer = Packer(directory)
+    while chunk := in_thread(packer.next_chunk):
+        yield chunk

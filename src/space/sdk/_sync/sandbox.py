@@ -1,0 +1,326 @@
+# Generated from ../_async/sandbox.py by scripts/sync-sdk; change that one.
+"""A sandbox as a handle: commands, files, lifecycle."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Literal, Self, Unpack
+from urllib.parse import urlsplit
+
+from space.errors import NotFound
+from space.sdk._sync.client import Client
+from space.sdk._sync.command import Command
+from space.sdk._sync.dataplane import DataPlane
+from space.sdk._sync.files import Files
+from space.sdk._sync.operations import failure, pages
+from space.sdk.backends.threads import sleep
+from space.sdk.options import CommandOptions, SandboxOptions, command_body, sandbox_body
+from space.sdk.requests import READ_TIMEOUT_S, Endpoint, Request, creating, present, waiting
+from space.sdk.types import CommandInfo, CommandResult, OnIdle, OnTimeout, Operation, SandboxInfo, State, Tty
+
+Verb = Literal["pause", "resume", "suspend", "wake", "stop", "start"]
+HELD_S_MAX = 30.0
+"""How long one answer is held open; longer waits are made of several."""
+EXEC_MARGIN_S = 60.0
+STDIN_TEXT_BYTES_MAX = 256 * 1024
+
+
+class Sandbox:
+    """One isolated machine. Make one with `create`, find one again with `connect`.
+
+    As a context manager it is deleted at the end, unless ``keep`` was asked for or `detach` called. Every call raises
+    the errors of `space.errors`.
+    """
+
+    def __init__(self, client: Client, info: SandboxInfo, *, keep: bool = False, owns_client: bool = False) -> None:
+        self.client = client
+        self.info = info
+        self._keep = keep
+        self._owns_client = owns_client
+        self._plane = DataPlane(client.transport, info.id)
+        self.files = Files(self._plane, info.id)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.state}>"
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    @property
+    def name(self) -> str | None:
+        return self.info.name
+
+    @property
+    def state(self) -> State:
+        """The state when the server was last asked; `refresh` asks again."""
+        return self.info.state
+
+    # Making and finding
+
+    @classmethod
+    def create(
+        cls,
+        template: str = "base",
+        *,
+        client: Client | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
+        keep: bool = False,
+        wait_s: float | None = 120.0,
+        **options: Unpack[SandboxOptions],
+    ) -> Self:
+        """Make a sandbox and return it once it is running and ready; with ``wait_s`` None as soon as it is accepted.
+
+        ``keep`` leaves it in place at the end of a ``with`` block. A request whose answer is lost is sent again without
+        making a second sandbox. Options: see `SandboxOptions`. Without ``client`` the sandbox has connections of its
+        own; share one `Client` between many sandboxes.
+        """
+        body = sandbox_body(template, options)
+        used = client or Client(url, api_key)
+        try:
+            held_s = min(wait_s, HELD_S_MAX) if wait_s else None
+            request = Request(
+                method="POST",
+                path="/v1/sandboxes",
+                body=body,
+                headers=creating(wait_s=held_s),
+                read_s=READ_TIMEOUT_S + (held_s or 0),
+            )
+            answer = used.transport.call(request)
+            sandbox = cls(used, SandboxInfo.parse(answer["sandbox"]), keep=keep, owns_client=client is None)
+            sandbox._plane.offer(answer.get("access"))
+            if wait_s:
+                sandbox._wait_created(Operation.parse(answer["operation"]), wait_s)
+        except BaseException:
+            if client is None:
+                used.close()
+            raise
+        return sandbox
+
+    @classmethod
+    def connect(
+        cls, sandbox_id: str, *, client: Client | None = None, url: str | None = None, api_key: str | None = None
+    ) -> Self:
+        """Return a handle for a sandbox that exists. Leaving its ``with`` block does not delete it."""
+        used = client or Client(url, api_key)
+        try:
+            return cls(used, used.sandbox_info(sandbox_id), keep=True, owns_client=client is None)
+        except BaseException:
+            if client is None:
+                used.close()
+            raise
+
+    @classmethod
+    def list(
+        cls,
+        *,
+        client: Client | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
+        state: State | None = None,
+        name: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Iterator[SandboxInfo]:
+        """Yield the project's sandboxes, page by page, those that match all that is given."""
+        used = client or Client(url, api_key)
+        try:
+            for info in used.sandboxes(state=state, name=name, metadata=metadata):
+                yield info
+        finally:
+            if client is None:
+                used.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if not self._keep:
+                with suppress(NotFound):
+                    self.delete()
+        finally:
+            self.close()
+
+    def detach(self) -> None:
+        """Keep the sandbox when the ``with`` block ends."""
+        self._keep = True
+
+    def close(self) -> None:
+        """Give back the connections this handle owns; the sandbox stays as it is."""
+        if self._owns_client:
+            self.client.close()
+
+    # Commands
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes | str | None = None,
+        check: bool = False,
+        **options: Unpack[CommandOptions],
+    ) -> CommandResult:
+        """Run a command to its end and return its exit and output.
+
+        Text runs in the sandbox's shell, a sequence is run as it is. ``check`` raises ``CommandFailed`` unless it exits
+        with 0. Options: see `CommandOptions`. When the connection is lost meanwhile, ``OutcomeUnknown`` is raised: use
+        `start` for a command that must outlive connections.
+        """
+        text = _as_text(stdin)
+        if stdin is not None and text is None:
+            with self.start(command, stdin=True, **options) as started:
+                result = started.communicate(stdin)
+        else:
+            limit_s = options.get("timeout_s")
+            request = Request(
+                method="POST",
+                path=f"/v1/sandboxes/{self.id}/exec",
+                body={**command_body(command, options), **present(stdin_text=text)},
+                read_s=None if limit_s is None else limit_s + EXEC_MARGIN_S,
+            )
+            result = CommandResult.parse(self._plane.call(request))
+        return result.check() if check else result
+
+    def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bool = False,
+        tty: Tty | None = None,
+        **options: Unpack[CommandOptions],
+    ) -> Command:
+        """Start a command and return a handle to it; it goes on whatever happens to the connection.
+
+        With ``tty`` it has a terminal (one stream ``tty``, and stdin); otherwise stdin is closed unless asked for.
+        """
+        wants_stdin = True if stdin or tty else None
+        body = command_body(command, options, stdin=wants_stdin, tty=tty)
+        path = f"/v1/sandboxes/{self.id}/commands"
+        answer = self.client.transport.call(Request(method="POST", path=path, body=body, headers=creating()))
+        handle = Command(self._plane, CommandInfo.parse(answer["command"]), _endpoint(answer.get("attach")))
+        return handle.connect()
+
+    def command(self, command_id: str) -> Command:
+        """Return a handle to a command that was created before; reading it begins with its first byte."""
+        request = Request(method="GET", path=f"/v1/commands/{command_id}")
+        answer = self._plane.call(request)
+        return Command(self._plane, CommandInfo.parse(answer.get("command", answer)))
+
+    def commands(self) -> Iterator[CommandInfo]:
+        """Yield the sandbox's commands, newest first."""
+        for item in pages(self.client.transport, f"/v1/sandboxes/{self.id}/commands", {}):
+            yield CommandInfo.parse(item)
+
+    # Lifecycle
+
+    def pause(self, *, wait_s: float | None = 60.0) -> Operation:
+        """Stop the machine's CPUs; memory stays.
+
+        As all lifecycle calls it returns when done, with ``wait_s`` None as soon as the request is accepted.
+        """
+        return self._change("pause", wait_s)
+
+    def resume(self, *, wait_s: float | None = 60.0) -> Operation:
+        """Let a paused sandbox go on."""
+        return self._change("resume", wait_s)
+
+    def suspend(self, *, wait_s: float | None = 300.0) -> Operation:
+        """Save memory and processes to disk and give the host's memory back."""
+        return self._change("suspend", wait_s)
+
+    def wake(self, *, wait_s: float | None = 300.0) -> Operation:
+        """Make it run again, whether paused, suspended or stopped; nothing happens when it runs already."""
+        return self._change("wake", wait_s)
+
+    def stop(self, *, wait_s: float | None = 60.0) -> Operation:
+        """End all processes; the disk is kept."""
+        return self._change("stop", wait_s)
+
+    def boot(self, *, wait_s: float | None = 120.0) -> Operation:
+        """Start a stopped sandbox afresh on its disk (the API's ``start``; here `start` is for commands)."""
+        return self._change("start", wait_s)
+
+    def delete(self, *, wait_s: float | None = 60.0) -> Operation:
+        """Delete the sandbox and everything of it, in whatever state it is."""
+        return self._lifecycle("DELETE", f"/v1/sandboxes/{self.id}", wait_s, refresh=False)
+
+    def refresh(self) -> SandboxInfo:
+        """Ask the server for the present state."""
+        self.info = self.client.sandbox_info(self.id)
+        return self.info
+
+    def update(
+        self,
+        *,
+        name: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        on_timeout: OnTimeout | None = None,
+        idle_timeout_s: float | None = None,
+        on_idle: OnIdle | None = None,
+    ) -> SandboxInfo:
+        """Change what is given. A new ``timeout_s`` counts from now."""
+        body = present(
+            name=name,
+            metadata=metadata,
+            timeout_s=timeout_s,
+            on_timeout=on_timeout,
+            idle_timeout_s=idle_timeout_s,
+            on_idle=on_idle,
+        )
+        answer = self.client.transport.call(Request(method="PATCH", path=f"/v1/sandboxes/{self.id}", body=body))
+        self.info = SandboxInfo.parse(answer.get("sandbox", answer))
+        return self.info
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what the sandbox uses: CPU seconds, memory, processes, disk."""
+        return self._plane.call(Request(method="GET", path=f"/v1/sandboxes/{self.id}/metrics"))
+
+    def _change(self, verb: Verb, wait_s: float | None) -> Operation:
+        return self._lifecycle("POST", f"/v1/sandboxes/{self.id}/{verb}", wait_s)
+
+    def _lifecycle(self, method: str, path: str, wait_s: float | None, *, refresh: bool = True) -> Operation:
+        held_s = min(wait_s, HELD_S_MAX) if wait_s else None
+        headers = waiting(held_s) if held_s else {}
+        request = Request(method=method, path=path, headers=headers, read_s=READ_TIMEOUT_S + (held_s or 0))
+        answer = self.client.transport.call(request)
+        operation = Operation.parse(answer.get("operation", answer))
+        if wait_s:
+            operation = self.client.operations.wait(operation, timeout_s=wait_s)
+            if refresh:
+                self.refresh()
+        return operation
+
+    def _wait_created(self, operation: Operation, wait_s: float) -> None:
+        if operation.state == "failed":
+            raise failure(operation)
+        deadline = time.monotonic() + wait_s
+        if not operation.finished:
+            self.client.operations.wait(operation, timeout_s=wait_s)
+            self.refresh()
+        while not self.info.ready and self.state == "running" and time.monotonic() < deadline:
+            sleep(0.05)
+            self.refresh()
+
+
+def _as_text(stdin: bytes | str | None) -> str | None:
+    """Return stdin as text when it can travel in a request's JSON."""
+    if isinstance(stdin, bytes) and len(stdin) <= STDIN_TEXT_BYTES_MAX:
+        try:
+            return stdin.decode()
+        except UnicodeDecodeError:
+            return None
+    return stdin if isinstance(stdin, str) and len(stdin) <= STDIN_TEXT_BYTES_MAX else None
+
+
+def _endpoint(attach: dict[str, Any] | None) -> Endpoint | None:
+    """Return the data plane that an ``attach`` ``{url, token}`` points at."""
+    if not attach:
+        return None
+    parts = urlsplit(attach["url"])
+    scheme = {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme)
+    return Endpoint(f"{scheme}://{parts.netloc}", attach["token"])
