@@ -29,7 +29,10 @@ class Source(NamedTuple):
 def machine_sources() -> list[Source]:
     fields = "$(REPO_URI)|$(RELEASE)|$(COMPONENT)|$(ORIGIN)|$(SOURCESENTRY)"
     out = subprocess.run(
-        ["apt-get", "indextargets", "--format", fields, "Created-By: Packages"], capture_output=True, text=True, check=True
+        ["apt-get", "indextargets", "--format", fields, "Created-By: Packages"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     return [Source(*line.rsplit("|", 4)) for line in dict.fromkeys(out.splitlines())]
 
@@ -46,7 +49,11 @@ def signed_by(source: Source) -> str | None:
         if names(source.uri, stanza) and (found := re.search(SIGNED_BY_FIELD, stanza, re.MULTILINE | re.IGNORECASE)):
             return found[1].strip()
     for line in text.splitlines():
-        if line.startswith("deb") and names(source.uri, line) and (found := re.search(SIGNED_BY_OPTION, line, re.IGNORECASE)):
+        if (
+            line.startswith("deb")
+            and names(source.uri, line)
+            and (found := re.search(SIGNED_BY_OPTION, line, re.IGNORECASE))
+        ):
             return found[1]
     return None
 

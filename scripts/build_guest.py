@@ -44,7 +44,9 @@ def build_runtime(debs: Path, out: Path) -> None:
     (library / "lib-dynload").mkdir(parents=True)
     shutil.copyfile(debs / "usr" / "bin" / f"python{VERSION}", out / "bin" / "python3")
     for name in LIBRARIES:
-        found = next((p for root in ("lib", "usr/lib") for p in sorted((debs / root).glob(f"x86_64-linux-gnu/{name}"))), None)
+        found = next(
+            (p for root in ("lib", "usr/lib") for p in sorted((debs / root).glob(f"x86_64-linux-gnu/{name}"))), None
+        )
         found = found or next((p for p in (debs / "lib64" / name, debs / "usr" / "lib64" / name) if p.is_file()), None)
         if found is not None:  # newer C libraries have folded some of these into libc
             shutil.copyfile(found, out / "lib" / name)
