@@ -43,7 +43,7 @@ def os_release() -> dict[str, str]:
 
 
 def signed_by(source: Source) -> str | None:
-    """The value of Signed-By as written for that archive: a path, a fingerprint or a whole key block; None: apt's common keys."""
+    """Signed-By as written for that archive: a path, a fingerprint or a key block. None: apt's common keys."""
     text = Path(source.file.rpartition(":")[0]).read_text()
     for stanza in re.split(r"\n\s*\n", text):
         if names(source.uri, stanza) and (found := re.search(SIGNED_BY_FIELD, stanza, re.MULTILINE | re.IGNORECASE)):

@@ -3,8 +3,8 @@
     build_guest.py runtime UNPACKED_DEBS OUT     Python, its standard library compiled, and the libraries it loads
     build_guest.py agent SOURCE_TREE OUT_FILE    the agent as one zip of compiled modules
 
-Everything is bytecode without sources ("unchecked": the machine sees the tree read-only), so that a guest starts without
-compiling or asking for times. The files' bytes depend on the inputs alone.
+Everything is bytecode without sources ("unchecked": the machine sees the tree read-only), so that a guest starts
+without compiling or asking for times. The files' bytes depend on the inputs alone.
 """
 
 import py_compile
@@ -15,20 +15,20 @@ import zipfile
 from pathlib import Path
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
-LIBRARIES = (
-    "ld-linux-x86-64.so.2 libc.so.6 libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1 libutil.so.1 libresolv.so.2 "
-    "libnss_files.so.2 libnss_dns.so.2 libz.so.1 libexpat.so.1 libffi.so.8 libbz2.so.1.0 liblzma.so.5"
-).split()
+LIBRARIES = """
+ld-linux-x86-64.so.2 libc.so.6 libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1 libutil.so.1 libresolv.so.2
+libnss_files.so.2 libnss_dns.so.2 libz.so.1 libexpat.so.1 libffi.so.8 libbz2.so.1.0 liblzma.so.5
+"""
 # What a headless agent of a few files never imports, and what would need libraries that are not brought along.
-DROPPED = frozenset(
-    "test unittest idlelib lib2to3 tkinter distutils pydoc_data ensurepip turtledemo curses dbm sqlite3 venv wsgiref xmlrpc xml "
-    "multiprocessing pydoc turtle antigravity this webbrowser cgi cgitb doctest pdb cProfile profile pstats smtplib smtpd "
-    "nntplib imaplib poplib telnetlib ftplib mailbox ssl sitecustomize _aix_support _osx_support _bootsubprocess".split()
-)
-DROPPED_EXTENSIONS = (
-    "_test _ctypes_test _xx xx ossaudiodev nis audioop _sqlite3 _dbm _gdbm _curses readline _crypt _uuid _hashlib _ssl _lsprof "
-    "_codecs_ _multibytecodec _multiprocessing _posixshmem _tkinter _elementtree"
-).split()
+DROPPED = """
+_aix_support _bootsubprocess _osx_support antigravity cProfile cgi cgitb curses dbm distutils doctest ensurepip ftplib
+idlelib imaplib lib2to3 mailbox multiprocessing nntplib pdb poplib profile pstats pydoc pydoc_data sitecustomize smtpd
+smtplib sqlite3 ssl telnetlib test this tkinter turtle turtledemo unittest venv webbrowser wsgiref xml xmlrpc
+"""
+DROPPED_EXTENSIONS = """
+_codecs_ _crypt _ctypes_test _curses _dbm _elementtree _gdbm _hashlib _lsprof _multibytecodec _multiprocessing
+_posixshmem _sqlite3 _ssl _test _tkinter _uuid _xx audioop nis ossaudiodev readline xx
+"""
 
 
 def compiled(source: Path, shown: str, out: Path, optimize: int) -> None:
@@ -43,19 +43,20 @@ def build_runtime(debs: Path, out: Path) -> None:
     (out / "bin").mkdir(parents=True)
     (library / "lib-dynload").mkdir(parents=True)
     shutil.copyfile(debs / "usr" / "bin" / f"python{VERSION}", out / "bin" / "python3")
-    for name in LIBRARIES:
+    for name in LIBRARIES.split():
         found = next(
             (p for root in ("lib", "usr/lib") for p in sorted((debs / root).glob(f"x86_64-linux-gnu/{name}"))), None
         )
         found = found or next((p for p in (debs / "lib64" / name, debs / "usr" / "lib64" / name) if p.is_file()), None)
         if found is not None:  # newer C libraries have folded some of these into libc
             shutil.copyfile(found, out / "lib" / name)
+    dropped = frozenset(DROPPED.split())
     for path in sorted(source.rglob("*.py")):
         inside = path.relative_to(source)
-        if inside.parts[0] not in DROPPED and inside.stem not in DROPPED:
+        if inside.parts[0] not in dropped and inside.stem not in dropped:
             compiled(path, f"/.space/lib/python{VERSION}/{inside}", library / inside.with_suffix(".pyc"), optimize=2)
     for path in sorted((source / "lib-dynload").glob("*.so")):
-        if not path.name.startswith(tuple(DROPPED_EXTENSIONS)):
+        if not path.name.startswith(tuple(DROPPED_EXTENSIONS.split())):
             shutil.copyfile(path, library / "lib-dynload" / path.name)
     for path in out.rglob("*"):
         path.chmod(0o755 if path.is_dir() or path.name == "python3" or path.name.startswith("ld-linux") else 0o644)
