@@ -108,15 +108,16 @@ def present(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def retry_policy(request: Request) -> dict[str, Any]:
+def retry_policy(request: Request, *, only_way: bool) -> dict[str, Any]:
     """Return tenacity's arguments for a request.
 
-    What was never sent or surely refused is tried again, and what may be repeated also when its answer was lost.
+    What was never sent or surely refused is tried again, and what may be repeated also when its answer was lost. Where
+    there is another way (``only_way`` is false), an endpoint that cannot be reached is not tried again.
     """
     return {
         "stop": stop_after_attempt(ATTEMPTS_MAX),
         "wait": _wait,
-        "retry": lambda state: _is_worth_it(request, state),
+        "retry": lambda state: _is_worth_it(request, state, only_way=only_way),
         "reraise": True,
     }
 
@@ -129,14 +130,14 @@ def _wait(state: RetryCallState) -> float:
     return _backoff(state) if hinted is None else hinted
 
 
-def _is_worth_it(request: Request, state: RetryCallState) -> bool:
+def _is_worth_it(request: Request, state: RetryCallState, *, only_way: bool) -> bool:
     error = state.outcome.exception() if state.outcome else None
     if not isinstance(error, SpaceError):
         return False
     if error.code == CONNECTION_LOST:
         return request.repeatable
     if error.code == UNREACHABLE:
-        return True
+        return only_way
     hinted = _retry_after(state)
     return error.retryable and hinted is not None and hinted <= RETRY_WAIT_S_MAX
 

@@ -78,7 +78,7 @@ class AsyncTransport:
         )
 
     async def _send_patiently(self, request: Request, at: Endpoint, *, stream: bool) -> httpx.Response:
-        async for attempt in AsyncRetrying(**retry_policy(request)):
+        async for attempt in AsyncRetrying(**retry_policy(request, only_way=at is self.api)):
             with attempt:
                 return await self._send(request, at, stream=stream)
         raise AssertionError  # The last attempt raises its own error.

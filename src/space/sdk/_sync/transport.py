@@ -79,7 +79,7 @@ class Transport:
         )
 
     def _send_patiently(self, request: Request, at: Endpoint, *, stream: bool) -> httpx.Response:
-        for attempt in Retrying(**retry_policy(request)):
+        for attempt in Retrying(**retry_policy(request, only_way=at is self.api)):
             with attempt:
                 return self._send(request, at, stream=stream)
         raise AssertionError  # The last attempt raises its own error.
