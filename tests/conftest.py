@@ -1,0 +1,30 @@
+"""Fixtures of all tests. The installation starts when the first test asks for it, and is examined when it ends."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import pytest
+
+from tests import installation as installations
+from tests.fixtures import api, other_api, sandbox, shared
+from tests.installation import Installation
+
+__all__ = ["api", "fresh_installation", "installation", "other_api", "sandbox", "shared"]
+
+
+@pytest.fixture(scope="session")
+def installation() -> Iterator[Installation]:
+    """One whole installation for the session; a test that breaks it leaves it ready again."""
+    if reason := installations.unfit():
+        pytest.skip(reason)
+    installations.remove_abandoned()
+    with installations.running() as one:
+        yield one
+
+
+@pytest.fixture
+def fresh_installation() -> Callable[..., AbstractContextManager[Installation]]:
+    """For tests that need one of their own, with settings of their own: ``with fresh_installation(sandboxes_max=2) as one``."""
+    if reason := installations.unfit():
+        pytest.skip(reason)
+    return installations.running

@@ -1,0 +1,241 @@
+"""A whole installation for tests: its own name, directories and ports, beside whatever else runs on this machine.
+
+It is started as `space up` starts one, by the supervisor, from the environment that runs the tests.
+"""
+
+import contextlib
+import http
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from space import installation
+from space.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ROOT / "scripts"
+DATA, RUN = Path("/var/lib"), Path("/run")
+PREFIX = "space-test-"
+READY_S = 60
+STOP_S = 60
+
+
+def unfit() -> str | None:
+    """Why this machine cannot run an installation; None when it can."""
+    if os.geteuid() != 0:
+        return "needs root"
+    missing = [name for name in ("ip", "nft", "mkfs.btrfs", "setpriv") if shutil.which(name) is None]
+    if missing:
+        return f"needs {', '.join(missing)}: run scripts/packages host"
+    return None
+
+
+def printed_path(script: str) -> Path:
+    """What a set-up script prints last: the path of what it made, or found made."""
+    done = subprocess.run([SCRIPTS / script], stdout=subprocess.PIPE, text=True, check=True, timeout=600)
+    return Path(done.stdout.splitlines()[-1])
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as open_sockets:
+        found = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
+        for one in found:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in found]
+
+
+class Installation:
+    """`start` it, use ``url``, ``key`` and ``other_key`` (another project's), break it with `kill`, `end` it."""
+
+    def __init__(self, **changes: object) -> None:
+        self.instance = "t" + secrets.token_hex(3)
+        api_port, node_port = free_ports(2)
+        values = {
+            "instance": self.instance,
+            "data_dir": DATA / f"{PREFIX}{self.instance}",
+            "run_dir": RUN / f"{PREFIX}{self.instance}",
+            "guest_dir": printed_path("guest-runtime"),
+            "api_port": api_port,
+            "node_port": node_port,
+            "disk_store_mib": 16 * 1024,
+            **changes,
+        }
+        own = {f"SPACE_{name.upper()}": str(value) for name, value in values.items()}
+        self._environment = {**own, "PATH": installation.PATH, "SPACE_CONFIG": "/nonexistent", "LANG": "C.UTF-8"}
+        self.settings = Settings.model_validate(values)
+        self.url = f"http://127.0.0.1:{api_port}"
+        self.key = ""
+        self.other_key = ""
+
+    def start(self) -> None:
+        """Make everything and wait until it is ready."""
+        self._record()
+        self.settings.data_dir.mkdir()
+        (self.settings.data_dir / "owner").write_text(str(os.getpid()))
+        self._run("space.supervise", "prepare")
+        defaults = ROOT / "templates/base/defaults.json"
+        self._run(
+            "space.broker", "import-template", "--name=base", f"--defaults={defaults}", printed_path("base-template")
+        )
+        self.run_supervisor()
+        self._make_keys()
+
+    def run_supervisor(self) -> None:
+        """Start the supervisor and return when the api says that all is ready."""
+        self._run("space.supervise", "start", f"--ready-s={READY_S}")
+
+    def wait_ready(self, timeout_s: float = READY_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not (all(map(self.pid, ("broker", "node", "api"))) and installation.is_ready(self.settings)):
+            assert time.monotonic() < deadline, installation.unready(self.settings)
+            time.sleep(0.02)
+
+    def pid(self, name: str) -> int | None:
+        """The process id of broker, node, api or supervisor while it lives."""
+        lock = self.settings.run_dir / "locks" / name
+        return installation.Lock(lock).holder()
+
+    def kill(self, name: str) -> None:
+        """SIGKILL one process; returns when it is gone (and, unless it is the supervisor, about to come back)."""
+        pid = self.pid(name)
+        assert pid is not None, f"the {name} is not running"
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while self.pid(name) == pid:
+            assert time.monotonic() < deadline, f"the {name} outlived SIGKILL"
+            time.sleep(0.001)
+
+    def processes_of(self, sandbox: str) -> list[int]:
+        """Host processes of a sandbox's machine: those in its cgroups, and those that name it in their arguments."""
+        found: set[int] = set()
+        for procs in Path("/sys/fs/cgroup").glob(f"**/{self.instance}/{sandbox}/cgroup.procs"):
+            with contextlib.suppress(OSError):
+                found.update(map(int, procs.read_text().split()))
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if sandbox.encode() in (process / "cmdline").read_bytes():
+                    found.add(int(process.name))
+        return sorted(found - {os.getpid()})
+
+    def strays(self, what: str = "machines") -> list[str]:
+        """What sandboxes (`machines`) or the whole installation (`all`) have on this host, a line each."""
+        done = subprocess.run(
+            [SCRIPTS / "strays", what, self.instance, self.settings.data_dir, self.settings.run_dir],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        return done.stdout.splitlines()
+
+    def logs(self) -> str:
+        """The last lines of each process's log."""
+        parts = []
+        for path in sorted((self.settings.run_dir / "log").glob("*.log")):
+            last = path.read_text(errors="replace").splitlines()[-40:]
+            parts.append(f"--- {path.name}\n" + "\n".join(last))
+        return "\n".join(parts)
+
+    def delete_all(self) -> None:
+        """Delete every sandbox of both projects, and wait until they are gone."""
+        for key in (self.key, self.other_key):
+            with httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {key}"}, timeout=90) as client:
+                for sandbox in client.get("/v1/sandboxes", params={"limit": 100}).json()["sandboxes"]:
+                    if sandbox["state"] != "deleted":
+                        client.delete(f"/v1/sandboxes/{sandbox['id']}", headers={"Prefer": "wait=60"})
+
+    def stop(self) -> None:
+        """Stop supervisor and processes; machines stay."""
+        self._run("space.supervise", "stop")
+
+    def end(self) -> None:
+        """Take everything away, by the product's own means; then fail if anything is left, and take that away, too."""
+        problems = []
+        try:
+            self.delete_all()
+            problems += [f"after deleting every sandbox: {stray}" for stray in self.strays("machines")]
+            self.stop()
+            self._run("space.broker", "unmount")
+            shutil.rmtree(self.settings.run_dir)
+            problems += [f"after stopping: {stray}" for stray in self.strays("all")]
+        except (subprocess.SubprocessError, OSError, httpx.HTTPError) as error:
+            problems.append(f"while taking it down: {error!r}\n{self.logs()}")
+        remove(self.instance)
+        assert not problems, "\n".join(problems)
+
+    def _make_keys(self) -> None:
+        path = self.settings.api_dir / "test.key"
+        self._run("space.api", "bootstrap", "--key-file", path, user=self.settings.api_user)
+        self.key = path.read_text().strip()
+        path.unlink()
+        answer = httpx.post(
+            f"{self.url}/v1/projects",
+            json={"name": "other"},
+            headers={"Authorization": f"Bearer {self.key}"},
+            timeout=30,
+        )
+        assert answer.status_code == http.HTTPStatus.CREATED, answer.text
+        self.other_key = json.loads(answer.text)["key"]
+
+    def _run(self, module: str, *words: str | Path, user: str | None = None) -> None:
+        done = subprocess.run(
+            [sys.executable, "-I", "-m", module, *map(str, words)],
+            env=self._environment,
+            cwd="/",
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=READY_S + STOP_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise subprocess.SubprocessError(f"{module} {words[0]} failed: {done.stdout}\n{self.logs()}")
+
+    def _record(self) -> None:
+        """Tell the script that runs the tests which names to look for at its end."""
+        if path := os.environ.get("SPACE_TEST_RECORD"):
+            with Path(path).open("a") as file:
+                file.write(f"{self.instance} {self.settings.data_dir} {self.settings.run_dir}\n")
+
+
+def remove(instance: str) -> None:
+    """End and remove all of a test's installation by force."""
+    data_dir, run_dir = DATA / f"{PREFIX}{instance}", RUN / f"{PREFIX}{instance}"
+    subprocess.run([SCRIPTS / "strays", "all", instance, data_dir, run_dir, "--remove"], check=True, timeout=60)
+    shutil.rmtree(data_dir, ignore_errors=True)
+
+
+def remove_abandoned() -> None:
+    """Remove installations of test runs that were killed: those whose owner is gone."""
+    for owner in DATA.glob(f"{PREFIX}*/owner"):
+        with contextlib.suppress(OSError, ValueError):
+            if not Path(f"/proc/{int(owner.read_text())}").exists():
+                remove(owner.parent.name.removeprefix(PREFIX))
+
+
+@contextlib.contextmanager
+def running(**changes: object) -> Iterator[Installation]:
+    """A running installation that is taken away afterwards."""
+    one = Installation(**changes)
+    try:
+        one.start()
+        yield one
+    except BaseException:
+        print(one.logs())
+        remove(one.instance)
+        raise
+    one.end()
