@@ -1,0 +1,160 @@
+"""The copy-on-write store on btrfs: a subvolume per template and per machine, with a quota group each.
+
+Where the data directory is not on btrfs itself, the store is a sparse file that is mounted through a loop device.
+"""
+
+# ruff: noqa: ASYNC240 - names in local directories are looked up in microseconds
+
+import os
+import re
+from pathlib import Path
+
+from space.broker.mounts import is_mounted, mount_kind
+from space.drivers import programs
+from space.errors import HostError, HostFull
+
+PROGRAM_S = 60.0
+FREE_MIB_MIN = 256
+_MIB = 1 << 20
+
+
+class BtrfsDisks:
+    """Disks as subvolumes under `directory`. See `rootfs.Disks` for what the methods promise."""
+
+    def __init__(self, directory: Path, image: Path, size_mib: int) -> None:
+        self._directory = directory
+        self._image = image
+        self._size_mib = size_mib
+        self._templates = directory / "templates"
+        self._machines = directory / "machines"
+
+    async def open(self) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if mount_kind(self._directory) != "btrfs":
+            await self._mount()
+        await programs.check(["btrfs", "quota", "enable", str(self._directory)], timeout_s=PROGRAM_S)
+        for directory in (self._templates, self._machines):
+            directory.mkdir(mode=0o700, exist_ok=True)
+        await self._drop_stale_groups()
+
+    async def close(self) -> None:
+        if is_mounted(self._directory):
+            # SAFETY: our own mount point; the loop device was made by mount and goes with it.
+            await programs.check(["umount", str(self._directory)], timeout_s=PROGRAM_S)
+
+    def template(self, hexdigest: str) -> Path:
+        return self._templates / hexdigest
+
+    async def new_template(self, name: str) -> Path:
+        path = self._templates / name
+        await self.delete_template(name)
+        await programs.check(["btrfs", "subvolume", "create", str(path)], timeout_s=PROGRAM_S)
+        return path
+
+    async def seal_template(self, name: str, hexdigest: str) -> int:
+        path = self.template(hexdigest)
+        await self.delete_template(hexdigest)
+        (self._templates / name).rename(path)
+        await programs.check(["btrfs", "property", "set", "-ts", str(path), "ro", "true"], timeout_s=PROGRAM_S)
+        return await self._referenced(path)
+
+    async def delete_template(self, name: str) -> None:
+        await self._delete(self._templates / name)
+
+    async def create(self, machine_id: str, template: Path, template_bytes: int, disk_mib: int) -> Path:
+        path = self._machines / machine_id
+        self._check_room()
+        await self._delete(path)
+        # SAFETY: both paths are under the store, made of a digest and an id that matched their patterns.
+        await programs.check(["btrfs", "subvolume", "snapshot", str(template), str(path)], timeout_s=PROGRAM_S)
+        # The limit counts what the template brings along, so that comes on top of what the guest may add.
+        limit = str(template_bytes + disk_mib * _MIB)
+        await programs.check(["btrfs", "qgroup", "limit", limit, str(path)], timeout_s=PROGRAM_S)
+        return path
+
+    async def attach(self, machine_id: str) -> Path:
+        self._check_room()
+        path = self._machines / machine_id
+        if not path.is_dir():
+            raise HostError("The machine's disk is gone.", code="disk-lost")
+        return path
+
+    async def detach(self, machine_id: str) -> None:
+        """A subvolume needs no taking down."""
+
+    async def delete(self, machine_id: str) -> None:
+        await self._delete(self._machines / machine_id)
+
+    async def sync(self, machine_id: str) -> None:
+        await programs.check(["sync", "-f", str(self._machines / machine_id)], timeout_s=PROGRAM_S)
+
+    async def used_mib(self) -> dict[str, float]:
+        known = self.known()
+        named = {row[3].rpartition("/")[2]: int(row[1]) for row in await self._groups() if len(row) == 4}
+        return {name: size / _MIB for name, size in named.items() if name in known}
+
+    def known(self) -> set[str]:
+        return {path.name for path in self._machines.iterdir()}
+
+    def unfinished_templates(self) -> set[str]:
+        return {path.name for path in self._templates.iterdir() if not re.fullmatch(r"[0-9a-f]{64}", path.name)}
+
+    async def _mount(self) -> None:
+        if not self._image.exists():
+            temporary = self._image.with_suffix(".new")
+            with temporary.open("wb") as file:
+                file.truncate(self._size_mib * _MIB)
+            # One copy of the metadata: the file system below is where redundancy belongs.
+            await programs.check(["mkfs.btrfs", "-q", "-m", "single", str(temporary)], timeout_s=PROGRAM_S)
+            temporary.rename(self._image)
+        grown = self._image.stat().st_size < self._size_mib * _MIB
+        if grown:
+            os.truncate(self._image, self._size_mib * _MIB)
+        # SAFETY: our own image on our own directory. Device nodes and set-uid bits that templates bring along mean
+        # nothing on the host; inside a machine its own kernel interprets them.
+        options = "loop,noatime,nodev,nosuid"
+        words = ["mount", "-t", "btrfs", "-o", options, str(self._image), str(self._directory)]
+        await programs.check(words, timeout_s=PROGRAM_S)
+        if grown:
+            await programs.check(["btrfs", "filesystem", "resize", "max", str(self._directory)], timeout_s=PROGRAM_S)
+
+    def _check_room(self) -> None:
+        """A sparse store on a full host file system would break in the middle of writes instead of here."""
+        for directory in (self._directory, self._image.parent):
+            found = os.statvfs(directory)
+            if found.f_bavail * found.f_frsize < FREE_MIB_MIN * _MIB:
+                raise HostFull("The host's disk store is full.", code="disk-store-full")
+
+    async def _delete(self, path: Path) -> None:
+        if not path.exists():
+            return
+        # SAFETY: the path is under the store and made of a validated name.
+        await programs.run(["btrfs", "subvolume", "delete", str(path)], timeout_s=PROGRAM_S)
+        if path.exists():
+            raise HostError("The disk could not be removed.", code="disk-stuck")
+
+    async def _referenced(self, path: Path) -> int:
+        """Return the bytes that the subvolume at `path` refers to, shared or not."""
+        words = ["btrfs", "qgroup", "show", "--sync", "-f", "--raw", str(path)]
+        rows = _rows(await programs.check(words, timeout_s=PROGRAM_S))
+        if len(rows) != 1:
+            raise HostError("The disk store does not account for its subvolumes.", code="disk-store-damaged")
+        return int(rows[0][1])
+
+    async def _groups(self) -> list[list[str]]:
+        return _rows(
+            await programs.check(["btrfs", "qgroup", "show", "--raw", str(self._directory)], timeout_s=PROGRAM_S)
+        )
+
+    async def _drop_stale_groups(self) -> None:
+        """Kernels before 6.12 keep the quota group of a deleted subvolume."""
+        output = await programs.check(["btrfs", "subvolume", "list", str(self._directory)], timeout_s=PROGRAM_S)
+        living = {f"0/{line.split()[1]}" for line in output.decode().splitlines()} | {"0/5"}
+        for row in await self._groups():
+            if row[0] not in living:
+                await programs.run(["btrfs", "qgroup", "destroy", row[0], str(self._directory)], timeout_s=PROGRAM_S)
+
+
+def _rows(output: bytes) -> list[list[str]]:
+    """Parse ``qgroup show``: group, referenced, exclusive, path."""
+    return [line.split() for line in output.decode().splitlines() if line.startswith("0/")]

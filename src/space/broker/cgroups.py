@@ -1,0 +1,247 @@
+"""Limits and usage of machines through the host's cgroups, version 2 or the version 1 hierarchies.
+
+Every machine has the group ``<instance>/<machine id>``, on version 1 once per controller. All its host processes are
+inside before they run guest code. The pids limit counts *host* tasks (the driver says how many a guest's share may
+need) and is the backstop that keeps the host alive; the guest's own limit is enforced inside, where exceeding it is
+an error instead of the machine's end.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from space.drivers.base import HostLimits
+from space.errors import HostError
+
+ROOT = Path("/sys/fs/cgroup")
+KILL_S = 10.0
+_POLL_S = 0.002
+_PERIOD_US = 100_000
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """CPU seconds since the group was made; memory without reclaimable file cache, and its peak with it; host tasks
+    now.
+    """
+
+    cpu_s: float = 0.0
+    memory_mib: float = 0.0
+    memory_peak_mib: float = 0.0
+    pids: int = 0
+
+
+class _Hierarchy(Protocol):
+    """How one version of cgroups lays out its files."""
+
+    def groups(self, name: str) -> list[Path]: ...
+    def limit(self, name: str, limits: HostLimits) -> None: ...
+    def usage(self, name: str) -> Usage: ...
+    def oom_kills(self, name: str) -> int: ...
+    def kill_file(self, name: str) -> Path | None: ...
+
+
+class Cgroups:
+    """All groups of one installation."""
+
+    def __init__(self, instance: str, root: Path = ROOT) -> None:
+        self._hierarchy: _Hierarchy = _Version2(root / instance) if is_version_2(root) else _Version1(root, instance)
+
+    def create(self, machine_id: str, limits: HostLimits) -> tuple[Path, ...]:
+        """Make the group with its limits; return the files that a process writes ``0`` to in order to join."""
+        try:
+            for group in self._hierarchy.groups(machine_id):
+                # SAFETY: the path is made of the controller's mount, the instance's name and a validated id.
+                group.mkdir(parents=True, exist_ok=True)
+            self._hierarchy.limit(machine_id, limits)
+        except OSError as error:
+            raise HostError(
+                "The machine's cgroup could not be made.", code="cgroup-failed", errno=error.errno
+            ) from error
+        return tuple(group / "cgroup.procs" for group in self._hierarchy.groups(machine_id))
+
+    def usage(self, machine_id: str) -> Usage:
+        """Return what the machine uses; zeros when it has no group."""
+        try:
+            return self._hierarchy.usage(machine_id)
+        except OSError:
+            return Usage()
+
+    def oom_killed(self, machine_id: str) -> bool:
+        """Whether the kernel has killed anything in the group for want of memory."""
+        try:
+            return self._hierarchy.oom_kills(machine_id) > 0
+        except OSError:
+            return False
+
+    async def remove(self, machine_id: str) -> None:
+        """Kill what is in the group and remove it. No group: success."""
+        groups = [group for group in self._hierarchy.groups(machine_id) if group.is_dir()]
+        deadline = time.monotonic() + KILL_S
+        while groups:
+            self._kill(machine_id, groups)
+            groups = [group for group in groups if not _removed(group)]
+            if not groups:
+                return
+            if time.monotonic() > deadline:
+                raise HostError("A process of the machine does not end.", code="machine-stuck")
+            await asyncio.sleep(_POLL_S)
+
+    def known(self) -> set[str]:
+        """Return the names of all groups of this installation."""
+        parents = {group.parent for group in self._hierarchy.groups("any")}
+        return {path.name for parent in parents if parent.is_dir() for path in parent.iterdir() if path.is_dir()}
+
+    def remove_all(self) -> None:
+        """Remove the installation's own groups, once no machine is left."""
+        for parent in {group.parent for group in self._hierarchy.groups("any")}:
+            with suppress(OSError):
+                parent.rmdir()
+
+    def _kill(self, machine_id: str, groups: list[Path]) -> None:
+        if (kill_file := self._hierarchy.kill_file(machine_id)) and kill_file.exists():
+            kill_file.write_text("1")
+            return
+        for group in groups:
+            for pid in _members(group):
+                _kill_member(pid, group)
+
+
+def is_version_2(root: Path = ROOT) -> bool:
+    """Whether the memory controller is on the unified hierarchy."""
+    with suppress(OSError):
+        return "memory" in (root / "cgroup.controllers").read_text().split()
+    return False
+
+
+class _Version2:
+    def __init__(self, parent: Path) -> None:
+        self._parent = parent
+
+    def groups(self, name: str) -> list[Path]:
+        return [self._parent / name]
+
+    def limit(self, name: str, limits: HostLimits) -> None:
+        for directory in (self._parent.parent, self._parent):
+            available = (directory / "cgroup.controllers").read_text().split()
+            wanted = [f"+{controller}" for controller in ("cpu", "memory", "pids", "io") if controller in available]
+            (directory / "cgroup.subtree_control").write_text(" ".join(wanted))
+        group = self._parent / name
+        (group / "cpu.max").write_text(f"{int(limits.cpus * _PERIOD_US)} {_PERIOD_US}")
+        (group / "memory.max").write_text(str(limits.memory_mib * _MIB))
+        (group / "memory.oom.group").write_text("1")  # half a machine is none
+        (group / "pids.max").write_text(str(limits.pids))
+        _write_if_there(group / "memory.swap.max", "0")
+        _write_if_there(group / "io.weight", "default 100")
+
+    def usage(self, name: str) -> Usage:
+        group = self._parent / name
+        current = int((group / "memory.current").read_text())
+        peak = group / "memory.peak"
+        return Usage(
+            cpu_s=_table(group / "cpu.stat").get("usage_usec", 0) / 1e6,
+            memory_mib=_mib(current - _table(group / "memory.stat").get("inactive_file", 0)),
+            memory_peak_mib=_mib(int(peak.read_text()) if peak.exists() else current),
+            pids=int((group / "pids.current").read_text()),
+        )
+
+    def oom_kills(self, name: str) -> int:
+        return _table(self._parent / name / "memory.events").get("oom_kill", 0)
+
+    def kill_file(self, name: str) -> Path | None:
+        return self._parent / name / "cgroup.kill"
+
+
+class _Version1:
+    _CONTROLLERS = ("cpu", "cpuacct", "memory", "pids", "blkio")
+
+    def __init__(self, root: Path, instance: str) -> None:
+        # cpu and cpuacct are often one hierarchy under two names; by their resolved path they are joined once.
+        present = {(root / name).resolve() for name in self._CONTROLLERS if (root / name / "cgroup.procs").exists()}
+        self._parents = [path / instance for path in sorted(present)]
+        self._by_controller = {name: (root / name).resolve() / instance for name in self._CONTROLLERS}
+
+    def groups(self, name: str) -> list[Path]:
+        return [parent / name for parent in self._parents]
+
+    def limit(self, name: str, limits: HostLimits) -> None:
+        cpu, memory = self._by_controller["cpu"] / name, self._by_controller["memory"] / name
+        (cpu / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+        (cpu / "cpu.cfs_quota_us").write_text(str(int(limits.cpus * _PERIOD_US)))
+        # Lowering both: the plain limit may never exceed the one with swap, so lift that one out of the way first.
+        _write_if_there(memory / "memory.memsw.limit_in_bytes", "-1")
+        (memory / "memory.limit_in_bytes").write_text(str(limits.memory_mib * _MIB))
+        _write_if_there(memory / "memory.memsw.limit_in_bytes", str(limits.memory_mib * _MIB))
+        _write_if_there(memory / "memory.swappiness", "0")
+        (self._by_controller["pids"] / name / "pids.max").write_text(str(limits.pids))
+        _write_if_there(self._by_controller["blkio"] / name / "blkio.bfq.weight", "100")
+
+    def usage(self, name: str) -> Usage:
+        memory = self._by_controller["memory"] / name
+        current = int((memory / "memory.usage_in_bytes").read_text())
+        return Usage(
+            cpu_s=int((self._by_controller["cpuacct"] / name / "cpuacct.usage").read_text()) / 1e9,
+            memory_mib=_mib(current - _table(memory / "memory.stat").get("total_inactive_file", 0)),
+            memory_peak_mib=_mib(int((memory / "memory.max_usage_in_bytes").read_text())),
+            pids=int((self._by_controller["pids"] / name / "pids.current").read_text()),
+        )
+
+    def oom_kills(self, name: str) -> int:
+        return _table(self._by_controller["memory"] / name / "memory.oom_control").get("oom_kill", 0)
+
+    def kill_file(self, name: str) -> Path | None:  # noqa: ARG002 version 1 has none
+        return None
+
+
+def _mib(count: int) -> float:
+    return round(max(0, count) / _MIB, 1)
+
+
+def _table(file: Path) -> dict[str, int]:
+    """Parse lines of ``name number``."""
+    rows = (line.split() for line in file.read_text().splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
+
+
+def _write_if_there(file: Path, text: str) -> None:
+    """Set a knob that not every kernel offers or lets itself be set on this hierarchy."""
+    if file.exists():
+        with suppress(OSError):
+            file.write_text(text)
+
+
+def _members(group: Path) -> list[int]:
+    with suppress(OSError):
+        return [int(line) for line in (group / "cgroup.procs").read_text().split()]
+    return []
+
+
+def _kill_member(pid: int, group: Path) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        # SAFETY: seen in the group while the pidfd pins the process, so a recycled pid is not hit.
+        if pid in _members(group):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(pidfd)
+
+
+def _removed(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:  # busy until the last process is gone
+        return False
+    return True

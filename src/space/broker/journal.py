@@ -1,0 +1,131 @@
+"""What the broker has done and is about to do, one file per machine, so that a SIGKILL at any point can be recovered
+from.
+
+The entry is written and synced *before* the step it announces. `Phase` says which step; `recovery.py` says what a
+restart does about each. An entry is replaced as a whole, never edited in place.
+"""
+
+import json
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked
+
+from space.drivers.processes import Process
+from space.model import ids
+from space.model.sandbox import Resources
+
+_FILE = "journal.json"
+
+
+class Phase(StrEnum):
+    """Resting phases first; those in -ing announce a step."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    SUSPENDED = "suspended"
+    STOPPED = "stopped"
+    EXITED = "exited"
+    BOOTING = "booting"
+    STARTING = "starting"
+    WAKING = "waking"
+    PAUSING = "pausing"
+    RESUMING = "resuming"
+    SUSPENDING = "suspending"
+    STOPPING = "stopping"
+    DESTROYING = "destroying"
+
+
+RESIDENT = frozenset({Phase.RUNNING, Phase.PAUSED})
+
+
+@checked(frozen=True, config=ConfigDict(extra="forbid"))
+class Entry:
+    """One machine. `link` is the index its addresses follow from; `process` the one whose end is the machine's."""
+
+    machine: Annotated[str, Field(pattern=r"^[a-z0-9]{4,32}$")]
+    driver: str
+    template: str
+    hostname: str
+    resources: Resources
+    phase: Phase
+    link: int | None = None
+    process: Process | None = None
+    cause: str | None = None
+    was_paused: bool = False
+    """While suspending: whether a failure goes back to paused instead of running."""
+
+    def to(self, phase: Phase, **changes: Any) -> "Entry":
+        """Return the entry in another phase."""
+        return replace(self, phase=phase, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Journals:
+    """What was found on disk. A damaged entry protects what belongs to its machine from being swept as a stray."""
+
+    entries: dict[str, Entry]
+    damaged: frozenset[str]
+
+
+class Journal:
+    """The directory ``machines/``; each machine has a directory of its own there."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._adapter = TypeAdapter(Entry)
+
+    def open(self) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def write(self, entry: Entry) -> None:
+        """Replace the machine's entry; when this returns, it survives a power cut."""
+        directory = self._directory / entry.machine
+        if not directory.exists():
+            directory.mkdir(mode=0o700)
+            _sync(self._directory)
+        temporary = directory / f"{_FILE}.tmp"
+        with temporary.open("wb") as file:
+            file.write(self._adapter.dump_json(entry))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(directory / _FILE)
+        _sync(directory)
+
+    def remove(self, machine_id: str) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._directory / machine_id)
+        _sync(self._directory)
+
+    def read_all(self) -> Journals:
+        """Return every entry. Directories without one (a first write cut short) are removed: nothing had been done
+        yet.
+        """
+        entries: dict[str, Entry] = {}
+        damaged: set[str] = set()
+        for directory in self._directory.iterdir():
+            try:
+                # Lax, as JSON has no enums or dataclasses; unknown and missing fields are still refused.
+                entry = self._adapter.validate_python(json.loads((directory / _FILE).read_bytes()))
+                if entry.machine != directory.name or not ids.is_id("sbx", entry.machine):
+                    raise ValueError(directory.name)  # noqa: TRY301
+                entries[entry.machine] = entry
+            except FileNotFoundError:
+                shutil.rmtree(directory)
+            except (ValueError, ValidationError, NotADirectoryError):
+                damaged.add(directory.name)
+        return Journals(entries, frozenset(damaged))
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
