@@ -1,0 +1,114 @@
+"""Start one program: exact arguments, environment and user, without ever copying the agent.
+
+``posix_spawn`` is the kernel's cheap way (vfork); what it cannot set is set on this thread around the call: the user's
+credentials, the working directory, and the group the new process is born into.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+
+from space.guest.system import ActingAs, Identity, Refused, refused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from space.guest.groups import Group
+
+PATH_DEFAULT = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Python ignores these for itself; a program must not inherit that."""
+
+
+class Program:
+    """What to start, in full. ``terminal`` is a terminal's path, which becomes standard input, output and error and the
+    controlling terminal; otherwise ``files`` are the descriptors for the three.
+    """
+
+    __slots__ = ("argv", "cwd", "env", "files", "identity", "terminal")
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, identity: Identity) -> None:
+        self.argv = argv
+        self.env = env
+        self.cwd = cwd
+        self.identity = identity
+        self.files: tuple[int, int, int] | None = None
+        self.terminal: str | None = None
+
+
+def environment(identity: Identity, *layers: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables a program gets: what its user implies, then each layer over the last, unexpanded."""
+    env = {
+        "PATH": PATH_DEFAULT,
+        "HOME": identity.home,
+        "USER": identity.name,
+        "LOGNAME": identity.name,
+        "SHELL": identity.shell,
+    }
+    for layer in layers:
+        env.update(layer)
+    return env
+
+
+def spawn(program: Program, group: Group) -> int:
+    """Start it as the leader of a session of its own, inside ``group``, and return its pid. Raises ``Refused``."""
+    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = []
+    if program.terminal is not None:
+        # The leader of a session without a terminal gets the one it opens first as its controlling terminal.
+        actions.append((os.POSIX_SPAWN_OPEN, 0, program.terminal, os.O_RDWR, 0))
+        actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
+    elif program.files is not None:
+        actions += [(os.POSIX_SPAWN_DUP2, fd, place) for place, fd in enumerate(program.files)]
+    argv = [os.fsencode(word) for word in program.argv]
+    env = {os.fsencode(name): os.fsencode(value) for name, value in program.env.items()}
+    # SAFETY: during the call this thread has the user's rights; all the agent's descriptors are close-on-exec.
+    with group, ActingAs(program.identity, wholly=True):
+        try:
+            _enter_directory(program.cwd)
+            path = find_program(program.argv[0], program.env.get("PATH", PATH_DEFAULT))
+            try:
+                return os.posix_spawn(
+                    os.fsencode(path),
+                    argv,
+                    env,
+                    file_actions=actions,
+                    setsid=True,
+                    setsigmask=(),
+                    setsigdef=_RESET_SIGNALS,
+                )
+            except OSError as error:
+                raise refused(error, program.argv[0]) from error
+        finally:
+            os.chdir("/")
+
+
+def find_program(name: str, path: str) -> str:
+    """Return where a program is, looked up as this thread's user; raises ``Refused``."""
+    if "/" in name:
+        return name
+    number = errno.ENOENT
+    for directory in path.split(":"):
+        candidate = os.path.join(directory or ".", name)
+        try:
+            if stat.S_ISREG(os.stat(candidate).st_mode):
+                if os.access(candidate, os.X_OK):
+                    return candidate
+                number = errno.EACCES
+        except OSError:
+            continue
+    what = "is not executable" if number == errno.EACCES else "is not on the PATH"
+    raise Refused("permission-denied" if number == errno.EACCES else "not-found", f"{name!r} {what}", number)
+
+
+def _enter_directory(path: str) -> None:
+    try:
+        os.chdir(path)
+    except OSError as error:
+        answer = refused(error, f"working directory {path}")
+        if error.errno == errno.ENOENT:
+            answer.failure["code"] = "no-such-directory"
+        raise answer from error
