@@ -1,14 +1,22 @@
 """How an error leaves the node: its HTTP status and its JSON. Knows nothing of requests or of the api's own table."""
 
+from __future__ import annotations
+
+import errno
 import re
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from space import errors
+
+if TYPE_CHECKING:
+    from space.protocol.messages import Failure
 
 STATUS_BY_CODE: dict[str, int] = {
     "malformed-json": 400,
     "body-too-large": 413,
+    "body-timeout": 408,
+    "method-not-allowed": 405,
     "range-not-satisfiable": 416,
     "subprotocol-needed": 400,
     "file-not-found": 404,
@@ -20,7 +28,6 @@ STATUS_BY_CODE: dict[str, int] = {
     "file-too-large": 413,
     "disk-full": 507,
     "program-not-found": 422,
-    "machine-not-running": 409,
     "not-ready": 503,
 }
 
@@ -70,6 +77,51 @@ def request_id(given: str | None) -> str:
     if given is not None and _REQUEST_ID.fullmatch(given):
         return given
     return f"req{secrets.token_hex(8)}"
+
+
+_BY_ERRNO: dict[int, tuple[type[errors.SpaceError], str, str]] = {
+    errno.ENOENT: (errors.NotFound, "file-not-found", "There is no such file or directory in the sandbox."),
+    errno.EACCES: (errors.Forbidden, "permission-denied", "The sandbox's user may not do that."),
+    errno.EPERM: (errors.Forbidden, "permission-denied", "The sandbox's user may not do that."),
+    errno.EROFS: (errors.Forbidden, "read-only", "That part of the sandbox's file system is read-only."),
+    errno.EISDIR: (errors.Conflict, "is-a-directory", "That is a directory."),
+    errno.ENOTDIR: (errors.Conflict, "not-a-directory", "A part of the path is not a directory."),
+    errno.EEXIST: (errors.Conflict, "file-exists", "There is something of that name already."),
+    errno.ENOTEMPTY: (errors.Conflict, "directory-not-empty", "The directory is not empty."),
+    errno.ELOOP: (errors.Conflict, "too-many-links", "The path leads through too many symbolic links."),
+    errno.EXDEV: (errors.Conflict, "other-file-system", "That would cross from one file system to another."),
+    errno.EBUSY: (errors.Conflict, "busy", "That is in use."),
+    errno.ETXTBSY: (errors.Conflict, "busy", "That program is running."),
+    errno.ENXIO: (errors.Conflict, "not-a-file", "That is not a file that can be read or written."),
+    errno.ESPIPE: (errors.Conflict, "not-a-file", "That is not a file that can be read or written."),
+    errno.ENODEV: (errors.Conflict, "not-a-file", "That is not a file that can be read or written."),
+    errno.ENAMETOOLONG: (errors.InvalidRequest, "invalid-request", "`path` has a part that is too long."),
+    errno.EINVAL: (errors.InvalidRequest, "invalid-request", "`path` is not usable for that."),
+    errno.EFBIG: (errors.GuestError, "file-too-large", "The file would be larger than the sandbox allows."),
+    errno.ENOSPC: (errors.GuestError, "disk-full", "The sandbox's disk is full."),
+    errno.EDQUOT: (errors.GuestError, "disk-full", "The sandbox's disk is full."),
+}
+_BY_GUEST_CODE: dict[str, type[errors.SpaceError]] = {
+    "invalid-request": errors.InvalidRequest,
+    "busy": errors.LimitExceeded,
+    "outcome-unknown": errors.OutcomeUnknown,
+    "resynchronised": errors.OutcomeUnknown,
+}
+
+
+def error_from_guest(failure: Failure) -> errors.SpaceError:
+    """Return a guest's failure as an error. Its code decides where it is one of ours, else the guest kernel's errno."""
+    code, message, number = failure["code"], failure["message"], failure["errno"]
+    known = _BY_GUEST_CODE.get(code)
+    if known is not None:
+        return known(message or None)
+    if number in _BY_ERRNO:
+        cls, ours, sentence = _BY_ERRNO[number]
+        details: dict[str, Any] = {"errno": errno.errorcode.get(number, str(number))}
+        if cls is errors.InvalidRequest:
+            details["field"] = "path"
+        return cls(sentence, code=ours, **details)
+    return errors.GuestError(message or None, guest_code=code, errno=number)
 
 
 def _classes() -> dict[str, type[errors.SpaceError]]:

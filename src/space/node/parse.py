@@ -80,6 +80,34 @@ def parse_exec(body: Mapping[str, Any]) -> tuple[CommandSpec, bytes | None]:
     return _spec(body, stdin=stdin is not None, tty=None), stdin
 
 
+def parse_machine(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the api tells of a machine: template, defaults, driver, resources, env, hostname."""
+    defaults = body.get("template_defaults") or {}
+    resources = body.get("resources")
+    if not isinstance(defaults, dict):
+        raise invalid("template_defaults", "must be an object")
+    if not isinstance(resources, dict):
+        raise invalid("resources", "must be an object")
+    for field in ("template_digest", "hostname"):
+        if not isinstance(body.get(field), str) or not body[field]:
+            raise invalid(field, "must be a string")
+    if body.get("driver") is not None and not isinstance(body["driver"], str):
+        raise invalid("driver", "must be a string")
+    workdir = defaults.get("workdir")
+    return {
+        "template": body["template_digest"],
+        "defaults": {
+            "env": parse_env(defaults.get("env"), "template_defaults.env"),
+            "workdir": None if workdir is None else check_path(workdir, "template_defaults.workdir"),
+            "user": parse_user(defaults.get("user")),
+        },
+        "driver": body.get("driver"),
+        "resources": resources,
+        "env": parse_env(body.get("env")),
+        "hostname": _hostname(body["hostname"]),
+    }
+
+
 def parse_tty(value: Any) -> Tty:
     """Return a terminal size from ``{rows, cols}``."""
     if not isinstance(value, dict):
@@ -195,6 +223,12 @@ def parse_env(value: Any, field: str = "env") -> dict[str, str]:
         _bytes_without_nul(field, name)
         _bytes_without_nul(f"{field}.{name}", text)
     return dict(value)
+
+
+def _hostname(name: str) -> str:
+    """Return the nearest thing to a name that is a host name."""
+    cleaned = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-")
+    return cleaned or "sandbox"
 
 
 def _spec(body: Mapping[str, Any], *, stdin: bool, tty: Tty | None) -> CommandSpec:

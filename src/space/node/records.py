@@ -23,6 +23,11 @@ log = structlog.get_logger(__name__)
 RECORD = "record.json"
 TOKENS_MAX = 16
 
+BOOTING = "booting"
+READY = "ready"
+SUSPENDING = "suspending"
+SUSPENDED = "suspended"
+
 
 @dataclass(slots=True)
 class CommandRecord:
@@ -98,6 +103,21 @@ class MachineRecords:
         except (OSError, ValueError):
             return None
         return value if isinstance(value, dict) else None
+
+    def request(self, machine: str) -> dict[str, Any] | None:
+        """Return what was last told about the machine: template defaults, env, hostname."""
+        saved = self.load(machine)
+        return saved["request"] if saved is not None else None
+
+    def phase(self, machine: str) -> str | None:
+        """Return how far its guest has been told what it needs."""
+        saved = self.load(machine)
+        return saved["phase"] if saved is not None else None
+
+    def note(self, machine: str, phase: str) -> None:
+        saved = self.load(machine)
+        if saved is not None and saved["phase"] != phase:
+            self.save(machine, {**saved, "phase": phase})
 
     def remove(self, machine: str) -> None:
         (self._directory / f"{machine}.json").unlink(missing_ok=True)

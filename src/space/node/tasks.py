@@ -6,6 +6,8 @@ from typing import Any
 
 import structlog
 
+from space.errors import SpaceError
+
 log = structlog.get_logger(__name__)
 
 
@@ -36,5 +38,9 @@ class Tasks:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, SpaceError):
+            log.info("background task could not do its work", task=task.get_name(), code=error.code)
+        else:
             log.error("background task failed", task=task.get_name(), exc_info=error)

@@ -1,0 +1,236 @@
+"""Serves the node: everything on the Unix socket for the api, the data plane on a TCP port for holders of tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import grp
+import logging
+import os
+import pwd
+import resource
+import signal
+import socket
+import struct
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import structlog
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from space.errors import HostError
+from space.node.http import build_app
+from space.node.node import Node
+from space.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+KEEP_ALIVE_S = 320
+HEADER_BYTES_MAX = 64 * 1024
+HEADER_TIMEOUT_S = 30.0
+CONNECTIONS_MAX = 4096
+WEBSOCKET_MESSAGE_BYTES_MAX = 512 * 1024
+SHUTDOWN_S = 3
+BACKLOG = 1024
+_PEER = struct.Struct("3i")
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """HTTP/1.1 whose request heads are bounded in size and time."""
+
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        if self._head_timer is None:
+            self._await_head()
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._stop_head_timer()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEADER_TIMEOUT_S, self._head_late)
+
+    def _head_late(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > HEADER_BYTES_MAX:
+            self.transport.abort()
+            raise ValueError("The request's head is too large")
+
+
+def trusting(uids: frozenset[int]) -> type[BoundedProtocol]:
+    """Return the protocol for the Unix socket: peers that run as somebody else than ``uids`` are cut off."""
+
+    class TrustingProtocol(BoundedProtocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            if peer_uid(transport) not in uids:
+                log.warning("a stranger connected to the node's socket")
+                transport.abort()
+
+        def data_received(self, data: bytes) -> None:
+            if not self.transport.is_closing():
+                super().data_received(data)
+
+    return TrustingProtocol
+
+
+def peer_uid(transport: asyncio.BaseTransport) -> int:
+    """Return the user id of the process at the other end of a Unix socket, as the kernel saw it connect."""
+    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as peer:
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    return _PEER.unpack(credentials)[1]
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that leaves signals to ``serve``."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT. Machines, and the commands in them, go on without the node."""
+    _raise_file_limit()
+    # Requests carry tokens in their queries: what uvicorn would log of them is not wanted.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    loop = asyncio.get_running_loop()
+    async with Node(settings) as node:
+        unix, tcp = _bind_unix(settings), _bind_tcp(settings)
+        local = _server(build_app(node, local=True), trusting(_trusted(settings)), None)
+        public = _server(build_app(node), BoundedProtocol, CONNECTIONS_MAX)
+        servers = (local, public)
+
+        def stop() -> None:
+            for server in servers:
+                server.should_exit = True
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(local.serve(sockets=[unix]))
+                group.create_task(public.serve(sockets=[tcp]))
+                log.info("node serves", socket=str(settings.node_socket), host=settings.node_host)
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+
+def _server(app: Any, protocol: type[HttpToolsProtocol], connections_max: int | None) -> _Server:
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="websockets-sansio",
+        ws_max_size=WEBSOCKET_MESSAGE_BYTES_MAX,
+        ws_per_message_deflate=False,
+        ws_ping_interval=20,
+        ws_ping_timeout=60,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+        limit_concurrency=connections_max,
+        backlog=BACKLOG,
+    )
+    return _Server(config)
+
+
+def _bind_unix(settings: Settings) -> socket.socket:
+    """Listen on the Unix socket, replacing a dead node's; only the api's group and root may connect."""
+    path = settings.node_socket
+    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    sock.bind(str(draft))
+    _open_to_api(draft, settings.api_user)
+    sock.listen(BACKLOG)
+    draft.rename(path)
+    sock.settimeout(0)
+    return sock
+
+
+def _open_to_api(path: Path, api_user: str) -> None:
+    """Let the api's group connect. An installation without that user (a developer's own) keeps the socket to itself."""
+    try:
+        group = grp.getgrgid(pwd.getpwnam(api_user).pw_gid).gr_gid
+    except KeyError:
+        path.chmod(0o600)
+        return
+    if path.stat().st_gid != group:
+        try:
+            os.chown(path, -1, group)
+        except PermissionError as error:
+            raise HostError(
+                f"The node's socket cannot be given to the group of {api_user}: the node's user must be in that group.",
+                code="socket-group",
+            ) from error
+    path.chmod(0o660)
+
+
+def _trusted(settings: Settings) -> frozenset[int]:
+    trusted = {0, os.geteuid()}
+    with contextlib.suppress(KeyError):
+        trusted.add(pwd.getpwnam(settings.api_user).pw_uid)
+    return frozenset(trusted)
+
+
+def _bind_tcp(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.node_host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((settings.node_host, settings.node_port))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise HostError(
+            f"The node cannot listen on {settings.node_host}:{settings.node_port}: {error.strerror}.",
+            code="port-in-use",
+        ) from error
+    sock.settimeout(0)
+    return sock
+
+
+def _raise_file_limit() -> None:
+    """Take as many open files as the host allows: two per running command, two per machine."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

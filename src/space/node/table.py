@@ -1,0 +1,32 @@
+"""What a row of the route table is."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from space.node.http import Call
+
+
+class Access(Enum):
+    """Who may use a route: the api on the Unix socket may use all."""
+
+    LOCAL = "local"
+    """Nobody else; elsewhere the route does not exist."""
+    SANDBOX = "sandbox"
+    """Whoever has a token for the sandbox ``{sandbox}`` of the path."""
+    COMMAND = "command"
+    """Whoever has a token for the command ``{command}`` of the path, or for its sandbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One route: method (or WS), path, who may use it, and the function that answers."""
+
+    method: str
+    path: str
+    access: Access
+    handler: Callable[[Call], Awaitable[None]]
