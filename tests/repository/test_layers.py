@@ -1,0 +1,84 @@
+"""Imports go downwards only, and the parts that must stand alone do. Read from the sources, so that nothing need be installed."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parents[2] / "src" / "space"
+OURS = "space"
+
+# What a part may import of ours beside itself. A part that is not named here may not be there.
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "model": set(),
+    "protocol": set(),
+    "guest": {"protocol"},
+    "settings": {"errors"},
+    "drivers": {"errors", "model", "settings"},
+    "broker": {"drivers", "errors", "model", "settings"},
+    "node": {"errors", "model", "protocol", "settings"},
+    "store": {"errors", "model", "settings"},
+    "control": {"errors", "model", "settings", "store"},
+    "api": {"control", "errors", "model", "settings", "store"},
+    "sdk": {"errors"},
+    "cli": {"errors", "sdk"},
+    "installation": {"errors", "settings"},
+    "supervise": {"errors", "installation", "settings"},
+}
+STANDARD_LIBRARY_ONLY = {"errors", "model", "protocol", "guest"}
+# These put parts together or ship fakes of them, and may name any.
+FREE = {"assemble", "testing", "__init__"}
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCES.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCES).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """Absolute dotted names of everything that a module imports, wherever in it."""
+    package = [OURS, *path.relative_to(SOURCES).parent.parts]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            start = ".".join([*base, *([node.module] if node.module else [])])
+            found.update(f"{start}.{alias.name}" for alias in node.names)
+    return found
+
+
+def test_every_part_has_its_place() -> None:
+    parts = {part_of(path) for path in modules()}
+    assert parts - FREE - set(ALLOWED) - {"egress"} == set()
+
+
+@pytest.mark.parametrize("part", sorted(ALLOWED))
+def test_a_part_imports_only_what_lies_below_it(part: str) -> None:
+    wrong = []
+    for path in modules():
+        if part_of(path) != part:
+            continue
+        for name in imported(path):
+            pieces = name.split(".")
+            if pieces[0] == OURS and len(pieces) > 1 and pieces[1] not in {part, *ALLOWED[part]}:
+                wrong.append(f"{path.relative_to(SOURCES)} imports {name}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("part", sorted(STANDARD_LIBRARY_ONLY))
+def test_a_part_that_must_stand_alone_uses_the_standard_library_only(part: str) -> None:
+    outside = {
+        f"{path.relative_to(SOURCES)} imports {name}"
+        for path in modules()
+        if part_of(path) == part
+        for name in imported(path)
+        if name.split(".")[0] not in {OURS, *sys.stdlib_module_names}
+    }
+    assert outside == set()
