@@ -64,7 +64,7 @@ class Watch:
             os.close(self._fd)
             raise
 
-    def attach(self, number: int, channel: GuestChannel, loop: Loop, on_gone: Callable[[], None]) -> None:
+    def attach(self, number: int, channel: GuestChannel, loop: Loop, on_gone: Callable[[], object]) -> None:
         """Send what happens on the stream ``number``; call ``on_gone`` when there will be no more."""
         self._number = number
         self._channel = channel
