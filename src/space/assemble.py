@@ -20,9 +20,16 @@ async def serve_node(settings: Settings) -> None:
 
 
 async def serve_broker(settings: Settings) -> None:
+    from space.broker import doctor
     from space.broker.server import serve
+    from space.drivers.gvisor import GVisorDriver
+    from space.errors import HostError
 
-    await serve(settings)
+    runsc = doctor.find_runsc(settings)
+    if runsc is None:
+        raise HostError("runsc is not installed: run scripts/up once.", code="no-runsc")
+    gvisor = GVisorDriver(runsc, settings.run_dir / "broker", settings.guest_dir)
+    await serve(settings, {gvisor.name: gvisor})
 
 
 PROCESSES = {"api": serve_api, "node": serve_node, "broker": serve_broker}

@@ -102,6 +102,7 @@ class BtrfsDisks:
     async def _mount(self) -> None:
         if not self._image.exists():
             temporary = self._image.with_suffix(".new")
+            temporary.touch(mode=0o600)
             with temporary.open("wb") as file:
                 file.truncate(self._size_mib * _MIB)
             # One copy of the metadata: the file system below is where redundancy belongs.

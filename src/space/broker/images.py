@@ -1,6 +1,7 @@
 """Writing a machine's memory image so that it is either whole, synced and verified under its name, or not there."""
 
 import asyncio
+import errno
 import os
 from pathlib import Path
 
@@ -29,6 +30,15 @@ def check_room(host: Host, machine_id: str) -> None:
 
 async def write(host: Host, driver: Driver, entry: Entry, timings: Timings) -> None:
     """Pause the machine, if it is not, and write its image. The machine stays paused."""
+    try:
+        await _write(host, driver, entry, timings)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        raise HostFull("There is no room for the machine's memory image.", code="snapshot-store-full") from error
+
+
+async def _write(host: Host, driver: Driver, entry: Entry, timings: Timings) -> None:
     working = host.unfinished_image(entry.machine)
     await host.drop_image(entry.machine)
     working.mkdir(mode=0o700)
@@ -55,7 +65,5 @@ def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-    except OSError as error:
-        raise HostFull("The machine's memory image could not be written.", code="snapshot-store-full") from error
     finally:
         os.close(descriptor)

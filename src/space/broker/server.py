@@ -11,20 +11,21 @@ import resource
 import signal
 import socket
 import struct
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
 import structlog
 
-from space.broker import recovery, requests
+from space.broker import doctor, recovery, requests
 from space.broker.host import Account, Host, node_account
 from space.broker.journal import Journal, Phase
 from space.broker.locks import exclusive
 from space.broker.machines import VERB_S, VERB_S_DEFAULT, Machines
 from space.broker.requests import LINE_BYTES_MAX, Boot, OfHost, OfMachine, Request
 from space.drivers.base import Driver, Need
-from space.errors import InvalidRequest, SpaceError
+from space.errors import SpaceError
 from space.settings import Settings
 
 CONNECTIONS_MAX = 16
@@ -42,17 +43,16 @@ _PASSING = frozenset(
 )
 
 log = structlog.get_logger()
-Examine = Callable[[], Awaitable[list[dict[str, Any]]]]
 
 
-async def serve(settings: Settings, drivers: Mapping[str, Driver], examine: Examine | None = None) -> None:
-    """Serve the node until SIGTERM, SIGINT or cancellation. Machines run on. `examine` answers the verb `doctor`."""
+async def serve(settings: Settings, drivers: Mapping[str, Driver]) -> None:
+    """Serve the node until SIGTERM, SIGINT or cancellation. Machines run on. `drivers` by the name requests use."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        async with Broker(settings, drivers, examine).serving():
+        async with Broker(settings, drivers).serving():
             await stop.wait()
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -62,10 +62,9 @@ async def serve(settings: Settings, drivers: Mapping[str, Driver], examine: Exam
 class Broker:
     """One broker over its directories. `serving` is its whole life."""
 
-    def __init__(self, settings: Settings, drivers: Mapping[str, Driver], examine: Examine | None = None) -> None:
+    def __init__(self, settings: Settings, drivers: Mapping[str, Driver]) -> None:
         self._settings = settings
         self._drivers = dict(drivers)
-        self._examine = examine
         self._connections = 0
         self._turns = asyncio.Semaphore(REQUESTS_MAX)
 
@@ -170,9 +169,8 @@ class Broker:
                 listed = machines.host.templates.all()
                 return [template.model_dump(exclude={"imported_at"}) for template in listed]
             case OfHost():
-                if self._examine is None:
-                    raise InvalidRequest("This broker has no doctor.", field="verb")
-                return await self._examine()
+                async with asyncio.timeout(VERB_S_DEFAULT):
+                    return [asdict(check) for check in await doctor.examine(self._settings)]
 
     @asynccontextmanager
     async def _at_rest(self, machines: Machines, machine_id: str, timeout_s: float) -> AsyncGenerator[None]:

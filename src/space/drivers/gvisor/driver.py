@@ -67,7 +67,8 @@ class GVisorDriver:
             raise HostError("A gVisor machine needs a disk and a link.")
         bundle = self._bundle(machine.id)
         bundle.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (bundle / "config.json").write_text(json.dumps(spec.render(machine, self._guest_dir)))
+        # An upgrade lets the name point elsewhere; this machine keeps the runtime that it begins with.
+        self._write_spec(machine, self._guest_dir.resolve())
         memory_kib = machine.resources.memory_mib * 1024
         (bundle / "meminfo").write_text(f"MemTotal: {memory_kib} kB\nMemFree: {memory_kib} kB\n")
         for name in ("log", "pid"):
@@ -77,6 +78,10 @@ class GVisorDriver:
         return await self._launch(machine, channel, "run", "-detach")
 
     async def restore(self, machine: Machine, channel: Channel, image: Path) -> Process:
+        guest = Path(self._manifest(image)["guest"])
+        if not guest.is_dir():  # noqa: ASYNC240 a local directory
+            raise HostError("The guest runtime that the memory image needs is gone.", code="image-version")
+        self._write_spec(machine, guest)
         return await self._launch(machine, channel, "restore", "-detach", f"-image-path={image}")
 
     async def pause(self, machine_id: str) -> None:
@@ -95,14 +100,16 @@ class GVisorDriver:
             if any(text in message.lower() for text in _NO_SPACE):
                 raise HostFull("There is no room for the machine's memory image.", code="snapshot-store-full")
             raise HostError("The machine's memory image could not be written.", code="checkpoint-failed")
-        sizes = {name: (image / name).stat().st_size for name in _IMAGE_FILES}
-        (image / _MANIFEST).write_text(
-            json.dumps({"driver": self.name, "version": await self._installed(), "bytes": sizes})
-        )
+        manifest = {
+            "version": await self._installed(),
+            "guest": (self._bundle(machine_id) / "guest").read_text(),
+            "bytes": {name: (image / name).stat().st_size for name in _IMAGE_FILES},
+        }
+        (image / _MANIFEST).write_text(json.dumps(manifest))
 
     async def check_image(self, image: Path) -> None:
         try:
-            manifest: dict[str, Any] = json.loads((image / _MANIFEST).read_text())
+            manifest = self._manifest(image)
             with (image / _IMAGE_FILES[0]).open("rb") as file:
                 magic = file.read(len(_IMAGE_MAGIC))
             whole = magic == _IMAGE_MAGIC and all(
@@ -149,6 +156,15 @@ class GVisorDriver:
             # Sentry and gofer call themselves runsc-sandbox and runsc-gofer; all others are a dead broker's requests.
             if words[0] == str(self._runsc):
                 await processes.kill(process, END_S)
+
+    def _write_spec(self, machine: Machine, guest: Path) -> None:
+        bundle = self._bundle(machine.id)
+        (bundle / "config.json").write_text(json.dumps(spec.render(machine, guest)))
+        (bundle / "guest").write_text(str(guest))
+
+    @staticmethod
+    def _manifest(image: Path) -> dict[str, Any]:
+        return json.loads((image / _MANIFEST).read_text())
 
     def _bundle(self, machine_id: str) -> Path:
         return self._bundles / machine_id
