@@ -67,7 +67,7 @@ def build_agent(tree: Path, out: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         staged = Path(scratch)
         (staged / "empty.py").write_text("")
-        (staged / "main.py").write_text("from space.guest.agent import main\n\nmain()\n")
+        (staged / "main.py").write_text("from space.guest.__main__ import main\n\nmain()\n")
         modules = {"__main__.pyc": staged / "main.py", "space/__init__.pyc": staged / "empty.py"}
         for package in ("protocol", "guest"):
             for path in sorted((tree / "space" / package).rglob("*.py")):
