@@ -257,7 +257,7 @@ def test_check_raises_with_the_result_in_it(node: ScriptedServer, sbx: Sandbox) 
 def test_a_token_that_is_no_longer_good_is_replaced(server: ScriptedServer, node: ScriptedServer, sbx: Sandbox) -> None:
     server.on(f"POST /v1/sandboxes/{ID}/access", access(node.url), access(node.url, "token2"))
     server.on(f"POST /v1/sandboxes/{ID}/exec", OK)
-    node.on(f"POST /v1/sandboxes/{ID}/exec", error(401, "unauthenticated"), OK)
+    node.on(f"POST /v1/sandboxes/{ID}/exec", error(401, "token-expired"), OK)
     sbx.run("a")
     sbx.run("b")
     assert node.seen[-1].headers["authorization"] == "Bearer token2"
@@ -285,7 +285,7 @@ def test_a_node_that_cannot_be_reached_is_gone_round_by_the_api(server: Scripted
 def test_a_machine_that_is_not_running_is_left_to_the_api_to_explain(
     server: ScriptedServer, node: ScriptedServer, sbx: Sandbox
 ) -> None:
-    node.on(f"POST /v1/sandboxes/{ID}/exec", error(409, "machine-not-running"))
+    node.on(f"POST /v1/sandboxes/{ID}/exec", error(409, "wrong-state", state="unknown"))
     server.on(f"POST /v1/sandboxes/{ID}/exec", error(409, "wrong-state", state="paused"))
     with pytest.raises(Conflict) as caught:
         sbx.run("a")

@@ -12,6 +12,7 @@ from space.errors import HostError, InvalidRequest
 
 CHUNK_BYTES = 1024 * 1024
 MEMBERS_MAX = 1_000_000
+_NAME_MAX = 1000
 HEADER_BYTES_MAX = 1024 * 1024
 _HEADERS = (
     tarfile.XHDTYPE,
@@ -79,11 +80,14 @@ class _Member(tarfile.TarInfo):
 class Unpacker:
     """Unpacks a tar archive that is fed in chunks; a thread of its own reads it through a pipe.
 
-    Only files, directories and links are made, nothing outside the directory, and no set-user-id bits. Call `finish`
-    or `abort`.
+    Only files, directories and links are made, nothing outside the directory, and no set-user-id bits; ``strip`` is how
+    many leading parts of each name are dropped. ``skipped`` names the links that would lead out of the directory: they
+    are not made. Call `finish` or `abort`.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, strip: int = 0) -> None:
+        self.skipped: list[str] = []
+        self._strip = strip
         self._root = directory.resolve()
         self._members = 0
         self._error: Exception | None = None
@@ -124,8 +128,9 @@ class Unpacker:
     def _run(self) -> None:
         try:
             with self._source, tarfile.open(fileobj=self._source, mode="r|", tarinfo=_Member) as archive:
-                for member in archive:
+                while (member := archive.next()) is not None:
                     self._unpack(archive, member)
+                    archive.members.clear()  # pyright: ignore[reportAttributeAccessIssue] (it would remember every member)
                 while self._source.read(CHUNK_BYTES):  # The padding after the end must not break the feeder's pipe.
                     pass
         except Exception as error:  # noqa: BLE001 (handed to the thread that feeds)
@@ -135,9 +140,7 @@ class Unpacker:
         self._members += 1
         if self._members > MEMBERS_MAX:
             raise InvalidRequest(f"The archive has more than {MEMBERS_MAX} members.", code="unsafe-archive")
-        name = PurePosixPath(member.name)
-        if name.is_absolute() or ".." in name.parts:
-            raise _unsafe(member.name)
+        name = self._inside(member.name)
         target = self._root / name
         if target == self._root:
             return
@@ -156,6 +159,13 @@ class Unpacker:
         elif member.issym() or member.islnk():
             self._link(target, member)
 
+    def _inside(self, name: str) -> PurePosixPath:
+        """Return a member's name below the directory. Raises ``InvalidRequest`` for one that leads out of it."""
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise _unsafe(name)
+        return PurePosixPath(*path.parts[self._strip :])
+
     def _write(self, target: Path, source: IO[bytes], mode: int) -> None:
         if target.is_symlink() or target.is_file():
             target.unlink()
@@ -166,10 +176,13 @@ class Unpacker:
             os.fchmod(file.fileno(), mode)
 
     def _link(self, target: Path, member: tarfile.TarInfo) -> None:
-        start = self._root if member.islnk() else target.parent
-        leads_to = (start / member.linkname).resolve()
+        if member.islnk():
+            leads_to = (self._root / self._inside(member.linkname)).resolve()
+        else:
+            leads_to = (target.parent / member.linkname).resolve()
         if member.linkname.startswith("/") or not leads_to.is_relative_to(self._root):
-            raise _unsafe(member.name)
+            self.skipped.append(member.name[:_NAME_MAX])
+            return
         if target.is_symlink() or target.is_file():
             target.unlink()
         if member.issym():

@@ -55,6 +55,8 @@ class Request:
     body: Mapping[str, Any] | None = None
     content: Content | None = None
     read_s: float | None = READ_TIMEOUT_S
+    harmless: bool = False
+    """Whether it changes nothing although its method could."""
 
     @property
     def rewindable(self) -> bool:
@@ -66,7 +68,7 @@ class Request:
         """Whether sending it twice has the effect of sending it once."""
         if not self.rewindable:
             return False
-        return self.method in {"GET", "HEAD", "PUT", "DELETE"} or "idempotency-key" in self.headers
+        return self.harmless or self.method in {"GET", "HEAD", "PUT", "DELETE"} or "idempotency-key" in self.headers
 
 
 class Patience:
@@ -138,6 +140,8 @@ def _is_worth_it(request: Request, state: RetryCallState, *, only_way: bool) -> 
         return request.repeatable
     if error.code == UNREACHABLE:
         return only_way
+    if not request.rewindable:
+        return False
     hinted = _retry_after(state)
     return error.retryable and hinted is not None and hinted <= RETRY_WAIT_S_MAX
 

@@ -292,7 +292,9 @@ class FileInfo:
     type: str
     size: int = 0
     mode: int = 0
-    user: str | None = None
+    uid: int | None = None
+    gid: int | None = None
+    owner: str | None = None
     group: str | None = None
     modified_at: datetime | None = None
     target: str | None = None
@@ -308,7 +310,9 @@ class FileInfo:
             type=data["type"],
             size=data.get("size") or 0,
             mode=(int(mode, 8) if isinstance(mode, str) else mode) & 0o7777,
-            user=data.get("user"),
+            uid=data.get("uid"),
+            gid=data.get("gid"),
+            owner=data.get("owner"),
             group=data.get("group"),
             modified_at=parse_time(data.get("modified_at")),
             target=data.get("target"),

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from space.errors import NotFound, SpaceError, Unauthenticated
+from space.errors import NotFound, RequestError, SpaceError, Unauthenticated
 from space.sdk._sync.transport import Transport
 from space.sdk.backends import Disconnected
 from space.sdk.backends.threads import Lock, Socket
@@ -19,7 +19,7 @@ from space.sdk.types import parse_time
 RENEW_BEFORE_S = 60.0
 AVOID_S = 30.0
 # With these the node says that it did nothing: the api knows better why, and may wake the sandbox.
-REFUSED_BY_NODE = frozenset({UNREACHABLE, "unauthenticated", "machine-not-running", "not-found", "not-ready"})
+REFUSED_BY_NODE = frozenset({UNREACHABLE, "wrong-state", "not-ready", "sandbox-not-found", "command-not-found"})
 T = TypeVar("T")
 
 
@@ -50,15 +50,23 @@ class DataPlane:
         if offered and self._usable(offered):
             with suppress(Disconnected, Unauthenticated, NotFound):
                 return self._transport.attach(path, query, offered)
-        at = self._endpoint()
+        at, lost = self._endpoint(), None
         if at is not self._transport.api:
             try:
                 return self._transport.attach(path, query, at)
-            except Disconnected:
+            except Disconnected as error:
+                lost = error
                 self._avoid_until = time.monotonic() + AVOID_S
             except Unauthenticated:
                 self._node = None
-        return self._transport.attach(path, query, self._transport.api)
+        try:
+            return self._transport.attach(path, query, self._transport.api)
+        except RequestError as refused:
+            # An api that does not pass connections on says nothing about a node that is only away for a moment.
+            if lost is None:
+                raise
+            self._avoid_until = 0.0
+            raise lost from refused
 
     def offer(self, access: dict[str, Any] | None) -> None:
         """Take an access ``{url, token, expires_at}`` that came with another answer."""
@@ -72,12 +80,15 @@ class DataPlane:
         try:
             return send(at)
         except SpaceError as error:
-            if error.code not in REFUSED_BY_NODE or not (request.rewindable or error.code == UNREACHABLE):
+            token_refused = isinstance(error, Unauthenticated)
+            if not token_refused and error.code not in REFUSED_BY_NODE:
                 raise
-            if error.code == UNREACHABLE:
-                self._avoid_until = time.monotonic() + AVOID_S
-            elif error.code == "unauthenticated":
+            if not request.rewindable and error.code != UNREACHABLE:
+                raise
+            if token_refused:
                 self._node = None
+            elif error.code == UNREACHABLE:
+                self._avoid_until = time.monotonic() + AVOID_S
         return send(self._transport.api)
 
     def _endpoint(self) -> Endpoint:
@@ -91,7 +102,7 @@ class DataPlane:
         return self._node or self._transport.api
 
     def _renew(self) -> None:
-        request = Request(method="POST", path=f"/v1/sandboxes/{self._sandbox_id}/access")
+        request = Request(method="POST", path=f"/v1/sandboxes/{self._sandbox_id}/access", harmless=True)
         self._take(self._transport.call(request))
 
     def _take(self, access: dict[str, Any]) -> None:

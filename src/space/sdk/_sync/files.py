@@ -71,15 +71,16 @@ class Files:
             bits = os.fstat(file.fileno()).st_mode & 0o777 if mode is None else mode
             self.write_stream(path, _chunks(file), mode=bits, user=user)
 
-    def download(self, path: str, local: str | os.PathLike[str], *, user: str | None = None) -> None:
-        """Copy a file or directory of the sandbox to ``local``.
+    def download(self, path: str, local: str | os.PathLike[str], *, user: str | None = None) -> list[str]:
+        """Copy a file, or a directory with its content, of the sandbox to ``local``.
 
-        A directory's content is untrusted: links and names that would lead out of ``local`` are refused.
+        A directory's content is untrusted: names that would lead out of ``local`` are refused, and links that would are
+        not made; their names are returned.
         """
         target, info = Path(local), self.stat(path, user=user)
         if info.type == "directory":
             in_thread(lambda: target.mkdir(parents=True, exist_ok=True))
-            unpacker = Unpacker(target)
+            unpacker = Unpacker(target, strip=1)
             try:
                 for chunk in self.archive(path, user=user):
                     in_thread(lambda data=chunk: unpacker.feed(data))
@@ -87,11 +88,12 @@ class Files:
                 in_thread(unpacker.abort)
                 raise
             in_thread(unpacker.finish)
-            return
+            return unpacker.skipped
         with in_thread(lambda: target.open("wb")) as file:
             for chunk in self.read_stream(path, user=user):
                 in_thread(lambda data=chunk: file.write(data))
         in_thread(lambda: target.chmod(info.mode & 0o777))
+        return []
 
     # Directories
 
@@ -132,7 +134,7 @@ class Files:
     # Archives
 
     def archive(self, path: str, *, user: str | None = None) -> Iterator[bytes]:
-        """Yield a tar archive of a directory's content."""
+        """Yield a tar archive of a file or directory; the names in it begin with the last part of ``path``."""
         request = Request(method="GET", path=f"{self._path}/archive", params=present(path=path, user=user))
         for chunk in self._stream(request):
             yield chunk

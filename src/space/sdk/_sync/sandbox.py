@@ -262,6 +262,7 @@ class Sandbox:
         on_timeout: OnTimeout | None = None,
         idle_timeout_s: float | None = None,
         on_idle: OnIdle | None = None,
+        wake_on_request: bool | None = None,
     ) -> SandboxInfo:
         """Change what is given. A new ``timeout_s`` counts from now."""
         body = present(
@@ -271,14 +272,15 @@ class Sandbox:
             on_timeout=on_timeout,
             idle_timeout_s=idle_timeout_s,
             on_idle=on_idle,
+            wake_on_request=wake_on_request,
         )
         answer = self.client.transport.call(Request(method="PATCH", path=f"/v1/sandboxes/{self.id}", body=body))
         self.info = SandboxInfo.parse(answer.get("sandbox", answer))
         return self.info
 
     def metrics(self) -> dict[str, Any]:
-        """Return what the sandbox uses: CPU seconds, memory, processes, disk."""
-        return self._plane.call(Request(method="GET", path=f"/v1/sandboxes/{self.id}/metrics"))
+        """Return what the sandbox uses ``now`` (None when it has no machine) and a ``history`` of samples."""
+        return self.client.transport.call(Request(method="GET", path=f"/v1/sandboxes/{self.id}/metrics"))
 
     def _change(self, verb: Verb, wait_s: float | None) -> Operation:
         return self._lifecycle("POST", f"/v1/sandboxes/{self.id}/{verb}", wait_s)
