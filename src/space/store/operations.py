@@ -60,19 +60,24 @@ def claim(
     now: datetime,
     until: datetime,
     dead_owners: Collection[str],
+    besides: Collection[str],
     limit: int,
 ) -> list[Operation]:
-    """Lease up to ``limit`` operations to ``owner``: new ones, and those with a lapsed lease or a dead owner."""
+    """Lease up to ``limit`` operations to ``owner``: new ones, and those with a lapsed lease or a dead owner.
+
+    ``besides`` are left alone: they run already, whatever their lease says.
+    """
     free = (
         select(operations.c.id)
         .where(
+            operations.c.id.not_in(sorted(besides)),
             or_(
                 operations.c.state == OperationState.PENDING,
                 and_(
                     operations.c.state == OperationState.RUNNING,
                     or_(operations.c.lease_until < now, operations.c.lease_owner.in_(sorted(dead_owners))),
                 ),
-            )
+            ),
         )
         .order_by(operations.c.created_at)
         .limit(limit)

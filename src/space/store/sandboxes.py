@@ -21,9 +21,15 @@ def add(connection: Connection, sandbox: Sandbox) -> None:
     _add_metadata(connection, sandbox.id, sandbox.metadata)
 
 
-def get(connection: Connection, sandbox_id: str) -> Sandbox | None:
-    """Return one sandbox of any project, deleted ones included as long as their tombstone is kept."""
-    row = connection.execute(select(*_COLUMNS).where(sandboxes.c.id == sandbox_id)).mappings().one_or_none()
+def get(connection: Connection, sandbox_id: str, *, lock: bool = False) -> Sandbox | None:
+    """Return one sandbox of any project, deleted ones included as long as their tombstone is kept.
+
+    With ``lock`` nobody else changes the row before this transaction ends (in SQLite a writer is alone anyway).
+    """
+    query = select(*_COLUMNS).where(sandboxes.c.id == sandbox_id)
+    if lock:
+        query = query.with_for_update()
+    row = connection.execute(query).mappings().one_or_none()
     return None if row is None else _sandbox(row)
 
 
@@ -82,17 +88,8 @@ def due(connection: Connection, now: datetime, limit: int) -> list[Sandbox]:
     return [_sandbox(row) for row in rows.mappings()]
 
 
-def move(
-    connection: Connection,
-    seen: Sandbox,
-    *,
-    same_deadline: bool = False,
-    **values: Any,
-) -> Sandbox | None:
-    """Change a sandbox if it still is in the state and under the operation that ``seen`` has; None when it is not.
-
-    ``same_deadline`` also asks that nobody has renewed the deadline since.
-    """
+def move(connection: Connection, seen: Sandbox, **values: Any) -> Sandbox | None:
+    """Change a sandbox if it still is in the state and under the operation that ``seen`` has; None when it is not."""
     query = (
         update(sandboxes)
         .where(
@@ -103,8 +100,6 @@ def move(
         .values(_values(values))
         .returning(*_COLUMNS)
     )
-    if same_deadline:
-        query = query.where(sandboxes.c.deadline_at == seen.deadline_at)
     row = connection.execute(query).mappings().one_or_none()
     return None if row is None else _sandbox(row)
 

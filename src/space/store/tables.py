@@ -146,8 +146,8 @@ commands = Table(
     Column("id", ID, primary_key=True),
     Column("project_id", ID, ForeignKey("projects.id"), nullable=False),
     Column("sandbox_id", ID, ForeignKey("sandboxes.id", ondelete="CASCADE"), nullable=False),
-    Column("spec", JSON, nullable=False),
-    Column("exit", JSON),
+    # How the node described it last; the node forgets a command some time after its end.
+    Column("shown", JSON, nullable=False),
     Column("created_at", Time, nullable=False),
     Index(None, "sandbox_id", "created_at", "id"),
 )

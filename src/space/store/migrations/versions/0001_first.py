@@ -106,8 +106,7 @@ def upgrade() -> None:
         sa.Column("id", sa.String(length=24), nullable=False),
         sa.Column("project_id", sa.String(length=24), nullable=False),
         sa.Column("sandbox_id", sa.String(length=24), nullable=False),
-        sa.Column("spec", sa.JSON(), nullable=False),
-        sa.Column("exit", sa.JSON(), nullable=True),
+        sa.Column("shown", sa.JSON(), nullable=False),
         sa.Column("created_at", Time(), nullable=False),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_commands_project_id")),
         sa.ForeignKeyConstraint(

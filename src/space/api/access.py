@@ -1,0 +1,85 @@
+"""Who may make a request: decided before anything of its body is read, from the route table alone."""
+
+from enum import StrEnum
+
+from fastapi import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from space.control.control import Control
+from space.errors import Forbidden, RequestError, Unauthenticated
+from space.model.project import Key, Role
+
+
+class Access(StrEnum):
+    """Who may call a path."""
+
+    PUBLIC = "public"
+    MEMBER = "member"
+    """Any key of any project; what it reaches is its own project's."""
+    ADMIN = "admin"
+    """An admin's key."""
+
+
+class Guard:
+    """Stands before one route: authenticates, and bounds the body."""
+
+    def __init__(self, app: ASGIApp, access: Access, body_bytes_max: int | None) -> None:
+        """``body_bytes_max`` None means that the handler streams the body and bounds it by other means."""
+        self._app = app
+        self._access = access
+        self._body_bytes_max = body_bytes_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._access is not Access.PUBLIC:
+            control: Control = scope["app"].state.control
+            key = await control.keyring.authenticate(bearer(scope))
+            if self._access is Access.ADMIN and key.role is not Role.ADMIN:
+                raise Forbidden("This needs an admin's key.")
+            scope["state"]["caller"] = key
+        if self._body_bytes_max is not None:
+            receive = self._bounded(scope, receive, self._body_bytes_max)
+        await self._app(scope, receive, send)
+
+    @staticmethod
+    def _bounded(scope: Scope, receive: Receive, most: int) -> Receive:
+        """Refuse a body that says it is too large, and stop reading one that turns out to be."""
+        length = header(scope, b"content-length")
+        if length is not None and (not length.isdecimal() or int(length) > most):
+            raise too_large(most)
+        seen = 0
+
+        async def bounded() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > most:
+                raise too_large(most)
+            return message
+
+        # The body is JSON, whatever `curl -d` says it is.
+        names = (b"content-type",)
+        kept = [(name, value) for name, value in scope["headers"] if name not in names]
+        scope["headers"] = [*kept, (b"content-type", b"application/json")]
+        return bounded
+
+
+def caller(request: Request) -> Key:
+    """Return whose request it is; the guard has put it there."""
+    return request.scope["state"]["caller"]
+
+
+def bearer(scope: Scope) -> str:
+    """Return the key of a request's Authorization header, or raise ``Unauthenticated``."""
+    scheme, _, secret = (header(scope, b"authorization") or "").partition(" ")
+    if scheme.lower() != "bearer" or not secret:
+        raise Unauthenticated("Send an API key: `Authorization: Bearer sk_…`.")
+    return secret.strip()
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """Return a request header's value, the first one if it came several times."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+
+
+def too_large(most: int) -> RequestError:
+    return RequestError(f"The body may have at most {most} bytes.", code="body-too-large", limit_bytes=most)

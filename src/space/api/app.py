@@ -1,0 +1,48 @@
+"""The HTTP application: table of routes, shape of errors, and what surrounds every request."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from space.api import docs, errors, routes
+from space.api.figures import Figures
+from space.api.observe import Observe
+from space.control.control import Control
+
+MIB = 1024 * 1024
+ABOUT = (
+    "Isolated Linux machines for AI agents. Ids are opaque; times are RFC 3339 UTC; units are in the names. "
+    "Errors have one shape, with a stable `error.code`."
+)
+
+
+def build_app(control: Control, figures: Figures | None = None) -> FastAPI:
+    """Return the app over ``control``; it starts nothing by itself (see ``space.api.server``)."""
+    figures = figures or Figures()
+    app = FastAPI(
+        title="SPACE",
+        version="1",
+        description=ABOUT,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.control = control
+    app.state.figures = figures
+    app.state.streams = [0]
+    errors.install(app)
+    routes.install(app, control.settings.body_mib_max * MIB)
+    app.openapi = lambda: _document(app)
+    app.state.docs_page = docs.render(app.openapi())
+    app.add_middleware(Observe, figures=figures)
+    return app
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        document.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        app.openapi_schema = document
+    return app.openapi_schema

@@ -1,0 +1,138 @@
+"""How an error becomes an answer: one table of statuses, one shape."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from space import errors
+from space.errors import SpaceError
+
+log = structlog.get_logger(__name__)
+
+STATUS: dict[type[SpaceError], int] = {
+    errors.InvalidRequest: 422,
+    errors.Unauthenticated: 401,
+    errors.Forbidden: 403,
+    errors.NotFound: 404,
+    errors.Conflict: 409,
+    errors.RequestError: 400,
+    errors.LimitExceeded: 429,
+    errors.SandboxError: 502,
+    errors.MachineLost: 503,
+    errors.HostFull: 503,
+    errors.Unavailable: 503,
+    errors.HostError: 500,
+    errors.OutcomeUnknown: 504,
+    SpaceError: 500,
+}
+# Codes that say more than their class.
+STATUS_BY_CODE = {"body-too-large": 413, "malformed-json": 400, "disk-full": 507}
+RETRY_AFTER_S = 1
+FIELD_CHARS_MAX = 200
+NAMED_MAX = 20
+
+
+def status_of(error: SpaceError) -> int:
+    """Return the HTTP status of an error: by its code, else by the nearest class of its family."""
+    by_code = STATUS_BY_CODE.get(str(error.code))
+    return by_code or next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
+
+
+def answer(error: SpaceError, request_id: str) -> JSONResponse:
+    """Return the answer that tells of an error."""
+    details = dict(error.details)
+    status = status_of(error)
+    headers: dict[str, str] = {}
+    retry_after = details.pop("retry_after_s", RETRY_AFTER_S if error.retryable else None)
+    if retry_after is not None:
+        headers["Retry-After"] = str(max(1, round(float(retry_after))))
+    if status == errors_unauthenticated:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(body(str(error.code), error.message, details, request_id), status, headers)
+
+
+errors_unauthenticated = STATUS[errors.Unauthenticated]
+
+
+def body(code: str, message: str, details: Mapping[str, Any], request_id: str) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message, "details": details, "request_id": request_id}}
+
+
+def install(app: FastAPI) -> None:
+    """Make the app answer in our shape, whatever went wrong."""
+    app.add_exception_handler(SpaceError, _space_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+
+
+async def _space_error(request: Request, error: Exception) -> JSONResponse:
+    space_error = cast("SpaceError", error)
+    if status_of(space_error) >= 500:
+        log.warning("request-failed", code=space_error.code, kind=type(space_error).__name__)
+    return answer(space_error, request_id(request))
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    problems = cast("RequestValidationError", error).errors()
+    return answer(from_validation(problems), request_id(request))
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    http_error = cast("HTTPException", error)
+    if isinstance(error.__cause__, SpaceError):
+        return answer(error.__cause__, request_id(request))
+    code, message = _BY_STATUS.get(http_error.status_code, ("bad-request", "The request cannot be carried out."))
+    headers = {name: value for name, value in (http_error.headers or {}).items() if name.lower() == "allow"}
+    return JSONResponse(body(code, message, {}, request_id(request)), http_error.status_code, headers)
+
+
+_BY_STATUS = {
+    400: ("malformed-json", "The body is not valid JSON."),
+    404: ("not-found", "There is nothing at this path. `/docs` lists the paths there are."),
+    405: ("method-not-allowed", "This path does not take that method."),
+}
+
+
+def from_validation(problems: Sequence[Any]) -> SpaceError:
+    """Return one error for all problems of a request; values a caller sent are never part of it."""
+    if any(problem["type"] == "json_invalid" for problem in problems):
+        return errors.RequestError("The body is not valid JSON.", code="malformed-json", field="body")
+    named = [{"field": _field(problem["loc"]), "problem": _problem(problem)} for problem in problems[:NAMED_MAX]]
+    first = named[0]
+    return errors.InvalidRequest(f"{first['field']}: {first['problem']}", field=first["field"], problems=named)
+
+
+def _field(location: Sequence[Any]) -> str:
+    """Write where a problem is: ``resources.cpus``; a query parameter or a header by its name."""
+    parts = [str(part) for part in location if part != "[key]"]
+    if len(parts) > 1 and parts[0] in {"body", "query", "path", "header"}:
+        parts = parts[1:]
+    return safe(".".join(parts))[:FIELD_CHARS_MAX]
+
+
+def _problem(problem: Mapping[str, Any]) -> str:
+    text = str(problem["msg"]).removeprefix("Value error, ")
+    return "This field does not exist." if problem["type"] == "extra_forbidden" else safe(text)[:FIELD_CHARS_MAX]
+
+
+def safe(text: str) -> str:
+    """Return text that can be written as UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def is_request_id(text: str) -> bool:
+    """Whether a caller's request id is harmless enough to be taken over."""
+    return _REQUEST_ID.fullmatch(text) is not None
+
+
+def request_id(request: Request) -> str:
+    return str(request.scope["state"]["request_id"])

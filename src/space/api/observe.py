@@ -1,0 +1,68 @@
+"""Around every request: its id, one log line, its figures, and the answer to what nobody foresaw.
+
+Headers, query strings and bodies are never logged: they may hold keys and secrets.
+"""
+
+import secrets
+import time
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from space.api.access import header
+from space.api.errors import answer, is_request_id
+from space.api.figures import Figures
+from space.errors import SpaceError
+
+log = structlog.get_logger(__name__)
+METHODS = {"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"}
+
+
+class Observe:
+    """The outermost layer of the app."""
+
+    def __init__(self, app: ASGIApp, figures: Figures) -> None:
+        self._app = app
+        self._figures = figures
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = header(scope, b"x-request-id")
+        request_id = given if given is not None and is_request_id(given) else f"req{secrets.token_hex(8)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request_id=request_id)
+        began = time.perf_counter()
+        status = 0
+        added = [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
+            await send(message)
+
+        self._figures.opened()
+        try:
+            await self._app(scope, receive, noted)
+        except Exception as error:
+            self._figures.broke()
+            # The message of a foreign exception may quote what a caller sent: type and place tell enough.
+            log.exception("request-broke", error=type(error).__name__)
+            if status:
+                # Begun and not finished: the connection must be cut, or the caller would take it for whole.
+                raise _CutError from None
+            await answer(SpaceError("SPACE itself failed; its log says where."), request_id)(scope, receive, noted)
+        finally:
+            seconds = time.perf_counter() - began
+            route = getattr(scope.get("route"), "path", "")
+            method = scope["method"] if scope["method"] in METHODS else "other"
+            self._figures.closed(method, route, status, seconds)
+            log.info("request", method=method, route=route, status=status, seconds=round(seconds, 6))
+
+
+class _CutError(Exception):
+    """Makes the server cut the connection of an answer that was begun."""

@@ -1,0 +1,115 @@
+"""Passes a request on to the node and its answer back, both as streams; knows the way, not what travels on it.
+
+Nothing of the caller's authority goes along: only headers that describe the body and what part of it is wanted.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable
+
+import aiohttp
+from fastapi import Request
+from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from space.api.answers import control_of
+from space.api.errors import request_id
+from space.control.nodes import Node
+
+REQUEST_HEADERS = {"accept", "content-type", "content-length", "range", "if-range", "if-match", "if-none-match"}
+RESPONSE_HEADERS = {
+    "accept-ranges",
+    "cache-control",
+    "content-disposition",
+    "content-length",
+    "content-range",
+    "content-type",
+    "etag",
+    "last-modified",
+    "retry-after",
+}
+
+
+class PassedOn(Response):
+    """An answer that the node gives, written as it comes. Ends when either side goes away."""
+
+    def __init__(self, node: Node, request: Request, path: str, body: bytes | AsyncIterable[bytes] | None) -> None:
+        self._node = node
+        self._method = request.method
+        query: bytes = request.scope["query_string"]
+        self._path = path + (f"?{query.decode('latin-1')}" if query else "")
+        self._headers = {name: value for name, value in request.headers.items() if name in REQUEST_HEADERS}
+        self._headers["X-Request-Id"] = request_id(request)
+        if body is None or isinstance(body, bytes):
+            self._headers.pop("content-length", None)
+        self._body = body
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        # A streamed request body is read from `receive`; only once that is done may anybody else listen there.
+        listen = receive if self._body is None or isinstance(self._body, bytes) else None
+        await until_gone(self._stream(send), listen)
+
+    async def _stream(self, send: Send) -> None:
+        try:
+            async with self._node.pass_on(self._method, self._path, self._headers, self._body) as response:
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": response.status,
+                        "headers": _kept(response),
+                    }
+                )
+                while chunk := await response.content.readany():
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except ClientDisconnect:
+            return
+
+
+async def pass_on(request: Request, path: str) -> Response:
+    """Pass a request with a small body on; the guard has bounded it."""
+    body = await request.body() if request.method not in {"GET", "HEAD"} else None
+    return PassedOn(control_of(request).node, request, path, body)
+
+
+async def pass_stream_on(request: Request, path: str) -> Response:
+    """Pass a request on whose body may be of any size."""
+    return PassedOn(control_of(request).node, request, path, _chunks(request))
+
+
+async def until_gone(work: Awaitable[None], receive: Receive | None) -> None:
+    """Do ``work``, and give it up when the client goes away; without ``receive`` nobody looks for that."""
+    if receive is None:
+        await work
+        return
+    watching = asyncio.ensure_future(_gone(receive))
+    working = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({watching, working}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watching.cancel()
+        if not working.done():
+            working.cancel()
+        await asyncio.wait({watching, working})
+    if not working.cancelled():
+        working.result()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _chunks(request: Request) -> AsyncGenerator[bytes]:
+    async for chunk in request.stream():
+        if chunk:
+            yield chunk
+
+
+def _kept(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
+    return [
+        (name.lower(), value)
+        for name, value in response.raw_headers
+        if name.decode("latin-1").lower() in RESPONSE_HEADERS
+    ]

@@ -1,0 +1,214 @@
+"""The table of all paths: what is there, who may call it, and which function answers. Nothing else decides that."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+from space.api import commands, events, files, health, operations, projects, sandboxes, templates
+from space.api.access import Access, Guard
+from space.api.schemas import (
+    Accepted,
+    AccessOut,
+    CommandCreate,
+    CommandCreated,
+    CommandOut,
+    CommandPage,
+    ErrorAnswer,
+    Exec,
+    ExecOut,
+    KeyOut,
+    KeyPage,
+    MetricsOut,
+    OperationOut,
+    OperationPage,
+    ProjectCreated,
+    ProjectOut,
+    SandboxOut,
+    SandboxPage,
+    SignalBody,
+    TemplateOut,
+    TemplatePage,
+)
+
+PUBLIC, MEMBER, ADMIN = Access.PUBLIC, Access.MEMBER, Access.ADMIN
+BYTES = "application/octet-stream"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One path and method."""
+
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+    path: str
+    access: Access
+    function: Callable[..., Awaitable[Response]]
+    answer: type[BaseModel] | str | None = None
+    """What a good answer is: a model, or a media type; None: nothing."""
+    status: int = 200
+    body: type[BaseModel] | str | None = None
+    """Only for bodies that the node reads: what one looks like, or the media type of a streamed one."""
+    also: tuple[int, ...] = ()
+    """Other statuses of good answers."""
+    query: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Query parameters that the node reads, each with what it means."""
+
+
+_PATH = {"path": "An absolute path in the sandbox."}
+_USER = {"user": "Act as this user of the sandbox; the template's default otherwise."}
+_ONE = "/v1/sandboxes/{sandbox_id}"
+_FILES = f"{_ONE}/files"
+_COMMAND = "/v1/commands/{command_id}"
+
+ROUTES: tuple[Row, ...] = (
+    Row("POST", "/v1/sandboxes", MEMBER, sandboxes.create, Accepted, 202, also=(201,)),
+    Row("GET", "/v1/sandboxes", MEMBER, sandboxes.page, SandboxPage),
+    Row("GET", _ONE, MEMBER, sandboxes.get, SandboxOut),
+    Row("PATCH", _ONE, MEMBER, sandboxes.change, SandboxOut),
+    Row("DELETE", _ONE, MEMBER, sandboxes.delete, Accepted, 202, also=(200,)),
+    Row("POST", f"{_ONE}/pause", MEMBER, sandboxes.pause, Accepted, 202, also=(200,)),
+    Row("POST", f"{_ONE}/resume", MEMBER, sandboxes.resume, Accepted, 202, also=(200,)),
+    Row("POST", f"{_ONE}/suspend", MEMBER, sandboxes.suspend, Accepted, 202, also=(200,)),
+    Row("POST", f"{_ONE}/wake", MEMBER, sandboxes.wake, Accepted, 202, also=(200,)),
+    Row("POST", f"{_ONE}/stop", MEMBER, sandboxes.stop, Accepted, 202, also=(200,)),
+    Row("POST", f"{_ONE}/start", MEMBER, sandboxes.start, Accepted, 202, also=(200,)),
+    Row("POST", f"{_ONE}/access", MEMBER, sandboxes.access, AccessOut, 201),
+    Row("GET", f"{_ONE}/metrics", MEMBER, sandboxes.metrics, MetricsOut),
+    Row("GET", "/v1/operations", MEMBER, operations.page, OperationPage),
+    Row("GET", "/v1/operations/{operation_id}", MEMBER, operations.get, OperationOut),
+    Row("POST", f"{_ONE}/commands", MEMBER, commands.create, CommandCreated, 201, CommandCreate),
+    Row("GET", f"{_ONE}/commands", MEMBER, commands.page, CommandPage),
+    Row("POST", f"{_ONE}/exec", MEMBER, commands.exec_, ExecOut, body=Exec),
+    Row("GET", _COMMAND, MEMBER, commands.get, CommandOut),
+    Row("POST", f"{_COMMAND}/access", MEMBER, commands.access, AccessOut, 201),
+    Row(
+        "GET",
+        f"{_COMMAND}/output",
+        MEMBER,
+        commands.output,
+        "application/x-ndjson",
+        query={
+            "stdout_from": "Begin at this byte of stdout.",
+            "stderr_from": "Begin at this byte of stderr.",
+            "tty_from": "Begin at this byte of the terminal.",
+            "follow": "true: go on until the command has ended.",
+        },
+    ),
+    Row("POST", f"{_COMMAND}/signal", MEMBER, commands.signal, None, 204, SignalBody),
+    Row(
+        "POST",
+        f"{_COMMAND}/stdin",
+        MEMBER,
+        commands.stdin,
+        "application/json",
+        body=BYTES,
+        query={"eof": "true: then close it.", "offset": "Where this body belongs; repeats are skipped."},
+    ),
+    Row("GET", _FILES, MEMBER, files.read, BYTES, also=(206,), query=_PATH | _USER),
+    Row(
+        "PUT",
+        _FILES,
+        MEMBER,
+        files.write,
+        None,
+        204,
+        BYTES,
+        query=_PATH | _USER | {"mode": "Permission bits in octal, such as 644."},
+    ),
+    Row(
+        "DELETE", _FILES, MEMBER, files.remove, None, 204, query=_PATH | _USER | {"recursive": "true: with all below."}
+    ),
+    Row("GET", f"{_FILES}/stat", MEMBER, files.stat, "application/json", query=_PATH | _USER),
+    Row("GET", f"{_FILES}/list", MEMBER, files.list_, "application/json", query=_PATH | _USER),
+    Row("POST", f"{_FILES}/mkdir", MEMBER, files.mkdir, "application/json"),
+    Row("POST", f"{_FILES}/move", MEMBER, files.move, "application/json"),
+    Row("GET", f"{_FILES}/archive", MEMBER, files.archive_out, "application/x-tar", query=_PATH | _USER),
+    Row("PUT", f"{_FILES}/archive", MEMBER, files.archive_in, None, 204, "application/x-tar", query=_PATH | _USER),
+    Row(
+        "GET",
+        f"{_FILES}/watch",
+        MEMBER,
+        files.watch,
+        "text/event-stream",
+        query=_PATH | {"recursive": "true or false."},
+    ),
+    Row("GET", "/v1/templates", MEMBER, templates.page, TemplatePage),
+    Row("GET", "/v1/templates/{template}", MEMBER, templates.get, TemplateOut),
+    Row("GET", "/v1/events", MEMBER, events.stream, "text/event-stream"),
+    Row("POST", "/v1/keys", MEMBER, projects.create_key, KeyOut, 201),
+    Row("GET", "/v1/keys", MEMBER, projects.page_keys, KeyPage),
+    Row("DELETE", "/v1/keys/{key_id}", MEMBER, projects.revoke_key, None, 204),
+    Row("GET", "/v1/projects/self", MEMBER, projects.own_project, ProjectOut),
+    Row("POST", "/v1/projects", ADMIN, projects.create_project, ProjectCreated, 201),
+    Row("GET", "/healthz", PUBLIC, health.alive, "text/plain"),
+    Row("GET", "/readyz", PUBLIC, health.ready, "application/json"),
+    Row("GET", "/metrics", ADMIN, health.metrics, "text/plain"),
+    Row("GET", "/openapi.json", PUBLIC, health.openapi, "application/json"),
+    Row("GET", "/docs", PUBLIC, health.docs, "text/html"),
+)
+
+
+def install(app: FastAPI, body_bytes_max: int) -> None:
+    """Put the table's rows into the app, each behind its guard."""
+    for row in ROUTES:
+        app.add_api_route(
+            row.path,
+            row.function,
+            methods=[row.method],
+            name=f"{row.method} {row.path}",
+            status_code=row.status,
+            response_class=Response,
+            operation_id=_operation_id(row),
+            tags=[_tag(row)],
+            responses=_responses(row),
+            openapi_extra=_extra(row),
+        )
+        route = cast("APIRoute", app.routes[-1])
+        streamed = isinstance(row.body, str)
+        route.app = Guard(route.app, row.access, None if streamed else body_bytes_max)
+
+
+def _operation_id(row: Row) -> str:
+    module = row.function.__module__.rpartition(".")[2]
+    return f"{module}.{row.function.__name__.rstrip('_')}"
+
+
+def _tag(row: Row) -> str:
+    return row.function.__module__.rpartition(".")[2]
+
+
+def _responses(row: Row) -> dict[int | str, dict[str, Any]]:
+    good: dict[str, Any] = {"description": "Done." if row.status != 202 else "Accepted."}
+    if isinstance(row.answer, str):
+        good["content"] = {row.answer: {}}
+    elif row.answer is not None:
+        good["model"] = row.answer
+    found: dict[int | str, dict[str, Any]] = {
+        status: {**good, "description": "Accepted." if status == 202 else "Done."} for status in (row.status, *row.also)
+    }
+    if row.access is not PUBLIC:
+        found["4XX"] = {"model": ErrorAnswer, "description": "The caller must change something."}
+        found["5XX"] = {"model": ErrorAnswer, "description": "SPACE or the sandbox could not do it."}
+    return found
+
+
+def _extra(row: Row) -> dict[str, Any]:
+    extra: dict[str, Any] = {}
+    if row.access is not PUBLIC:
+        extra["security"] = [{"key": []}]
+    if isinstance(row.body, str):
+        extra["requestBody"] = {"required": True, "content": {row.body: {}}}
+    elif row.body is not None:
+        schema = row.body.model_json_schema(ref_template="#/components/schemas/{model}")
+        schema.pop("$defs", None)
+        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if row.query:
+        extra["parameters"] = [
+            {"name": name, "in": "query", "required": name == "path", "description": text, "schema": {"type": "string"}}
+            for name, text in row.query.items()
+        ]
+    return extra

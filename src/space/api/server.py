@@ -1,0 +1,120 @@
+"""The api process: store, node client, runner, reaper and HTTP server, in one event loop."""
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import structlog
+import uvicorn
+
+from space.api import logs
+from space.api.app import build_app
+from space.api.figures import Figures
+from space.control import projects
+from space.control.control import Control
+from space.control.nodes import Node
+from space.control.reaper import Reaper
+from space.control.runner import Runner
+from space.control.tokens import load_signer
+from space.errors import HostError
+from space.settings import Settings
+from space.store.database import Database
+
+log = structlog.get_logger(__name__)
+
+CONNECTIONS_MAX = 2000
+KEEP_ALIVE_S = 75
+SHUTDOWN_S = 5
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ``HostError`` when it cannot be served as the settings say."""
+    logs.configure(settings.log_level)
+    check_address(settings)
+    figures = Figures()
+    async with open_control(settings) as control:
+        server = uvicorn.Server(
+            uvicorn.Config(
+                build_app(control, figures),
+                host=settings.api_host,
+                port=settings.api_port,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=CONNECTIONS_MAX,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=SHUTDOWN_S,
+            )
+        )
+        log.info("serving", host=settings.api_host, port=settings.api_port)
+        async with asyncio.TaskGroup() as group:
+            background = [
+                group.create_task(Runner(control, figures.operation_ended).run()),
+                group.create_task(Reaper(control).run()),
+            ]
+            await server.serve()
+            for task in background:
+                task.cancel()
+
+
+async def bootstrap(settings: Settings, key_file: Path | None = None) -> str | None:
+    """Make the default project and its admin key, once; return the key, or None when that was done before.
+
+    With ``key_file`` the key is written there (mode 0600) before it is in force. When the project exists but the file
+    does not, the operator has no key in hand: the file gets a further admin key.
+    """
+
+    def keep(secret: str) -> None:
+        if key_file is not None:
+            descriptor = os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                os.fchmod(descriptor, 0o600)
+                file.write(f"{secret}\n")
+
+    async with open_control(settings) as control:
+        missing = key_file is not None and not await asyncio.to_thread(key_file.exists)
+        made = await projects.bootstrap(control, keep)
+        if made is None and missing:
+            made = await projects.replace_admin_key(control, keep)
+        return made
+
+
+@contextlib.asynccontextmanager
+async def open_control(settings: Settings) -> AsyncGenerator[Control]:
+    """Open the store (brought to this version's schema), the signing key and the way to the node."""
+    # Nothing that this process makes is anybody else's to read.
+    os.umask(0o077)
+    settings.api_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    store = Database(settings.store)
+    node = Node(settings.node_socket)
+    try:
+        await store.migrate()
+        yield Control(settings, store, node, load_signer(settings.api_dir / "token.key"))
+    finally:
+        await node.close()
+        await store.close()
+
+
+def check_address(settings: Settings) -> None:
+    """Refuse to listen in the clear where others could listen in, unless the settings allow it in so many words."""
+    try:
+        loopback = settings.api_host == "localhost" or ipaddress.ip_address(settings.api_host).is_loopback
+    except ValueError:
+        loopback = False
+    if loopback:
+        return
+    if not settings.allow_plaintext:
+        raise HostError(
+            f"The api would listen on {settings.api_host} without TLS. Put a TLS proxy before it and let it listen on "
+            "127.0.0.1, or set allow_plaintext.",
+            code="plaintext-refused",
+            key="api_host",
+        )
+    log.warning("plaintext", host=settings.api_host, detail="API keys travel unencrypted: use a TLS proxy.")

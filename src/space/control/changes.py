@@ -1,0 +1,52 @@
+"""Who waits for what inside this process: a change in the store wakes the requests that wait for it.
+
+It only saves time. Whoever waits asks the store again, and does so now and then even when nobody woke it, so that a
+change made by another process is seen too.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Generator
+
+POLL_S = 1.0
+
+
+class Changes:
+    """Wake-ups by topic; a topic is the id of an operation or a project."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+
+    def notify(self, *topics: str) -> None:
+        for topic in topics:
+            for woken in self._waiting.get(topic, ()):
+                woken.set()
+
+    @contextlib.contextmanager
+    def watch(self, topic: str) -> Generator["Watch"]:
+        """Watch a topic. Begin before the first look at the store: what changes in between is not missed then."""
+        woken = asyncio.Event()
+        self._waiting.setdefault(topic, set()).add(woken)
+        try:
+            yield Watch(woken)
+        finally:
+            self._waiting[topic].discard(woken)
+            if not self._waiting[topic]:
+                del self._waiting[topic]
+
+
+class Watch:
+    """One waiter's view of a topic."""
+
+    def __init__(self, woken: asyncio.Event) -> None:
+        self._woken = woken
+
+    async def wait(self, timeout_s: float) -> float:
+        """Return at the next change, or after ``timeout_s`` or ``POLL_S``; the result is the seconds it took."""
+        began = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(timeout_s, POLL_S)):
+                await self._woken.wait()
+        self._woken.clear()
+        return time.monotonic() - began

@@ -1,0 +1,66 @@
+"""Operations as their owners see them: one, many, and waiting for the end of one."""
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+from space.control.control import Control
+from space.errors import NotFound
+from space.model.ids import is_id, new_id
+from space.model.operation import FINISHED, Operation, OperationState
+from space.model.sandbox import Sandbox
+from space.store import operations
+from space.store.paging import Position
+
+WAIT_S_MAX = 300.0
+
+
+def new_operation(control: Control, sandbox: Sandbox, kind: str, request: dict[str, Any]) -> Operation:
+    """Return an operation on ``sandbox``, pending and not stored yet."""
+    return Operation(
+        id=new_id("op"),
+        project_id=sandbox.project_id,
+        sandbox_id=sandbox.id,
+        kind=kind,
+        state=OperationState.PENDING,
+        created_at=control.now(),
+        request=request,
+    )
+
+
+async def get(control: Control, project_id: str, operation_id: str) -> Operation:
+    """Return one of the project's operations, or raise ``NotFound``."""
+    found = None
+    if is_id("op", operation_id):
+        found = await control.store.read(lambda connection: operations.get(connection, operation_id))
+    if found is None or found.project_id != project_id:
+        raise NotFound("There is no such operation.")
+    return found
+
+
+async def page(
+    control: Control,
+    project_id: str,
+    *,
+    sandbox_id: str | None,
+    states: Collection[OperationState],
+    after: Position | None,
+    limit: int,
+) -> list[Operation]:
+    return await control.store.read(
+        lambda connection: operations.page(
+            connection, project_id, sandbox_id=sandbox_id, states=states, after=after, limit=limit
+        )
+    )
+
+
+async def wait(control: Control, project_id: str, operation_id: str, timeout_s: float) -> Operation:
+    """Return the operation once it has ended, or as it is after ``timeout_s``."""
+    ends = asyncio.get_running_loop().time() + min(timeout_s, WAIT_S_MAX)
+    with control.changes.watch(operation_id) as watch:
+        while True:
+            operation = await get(control, project_id, operation_id)
+            left = ends - asyncio.get_running_loop().time()
+            if operation.state in FINISHED or left <= 0:
+                return operation
+            await watch.wait(left)
