@@ -6,7 +6,6 @@ may use it from two threads.
 """
 
 import base64
-import codecs
 import json
 import struct
 import threading
@@ -16,10 +15,11 @@ from typing import Any
 
 from space.errors import HostError, InvalidRequest
 from space.sdk.errors import from_wire
-from space.sdk.types import Exit, Gap, Output, StreamName
+from space.sdk.types import Exit, Gap, Output, StreamName, begun_character
 
 SUBPROTOCOL = "space.command.v1"
 FRAME_DATA_BYTES_MAX = 256 * 1024
+CHARACTER_BYTES_MAX = 4
 STDIN_WINDOW_BYTES = 1024 * 1024
 STDIN_FRAME_BYTES = 64 * 1024
 
@@ -39,7 +39,7 @@ class Attachment:
         self.duration_s: float | None = None
         self.started = False
         self._met = False
-        self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in _STREAMS.values()}
+        self._cut: dict[StreamName, bytes] = {}
         self._lock = threading.RLock()
         self._stdin: deque[bytes] = deque()
         self._stdin_acked = 0
@@ -84,7 +84,9 @@ class Attachment:
         if not data:
             return None
         self.offsets[name] = expected + len(data)
-        return Output(name, expected, data, self._decoders[name].decode(data))
+        cut = self._cut.get(name, b"")
+        self._cut[name] = begun_character(cut + data if len(data) < CHARACTER_BYTES_MAX else data)
+        return Output(name, expected, data, cut)
 
     def _receive_text(self, frame: str) -> Output | Gap | None:
         try:
@@ -133,7 +135,7 @@ class Attachment:
         if end <= start:
             return None
         self.offsets[stream] = end
-        self._decoders[stream].reset()
+        self._cut.pop(stream, None)
         return Gap(stream, start, end)
 
     # Input

@@ -130,12 +130,29 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Bytes that a command wrote. ``text`` is decoded across chunks: no character is ever cut in two."""
+    """Bytes that a command wrote."""
 
     stream: StreamName
     offset: int
     data: bytes
-    text: str
+    cut: bytes = field(default=b"", repr=False)
+    """The beginning of a character that the chunk before this one ended in."""
+
+    @property
+    def text(self) -> str:
+        """The text of this chunk: a character that is cut in two belongs to the later one as a whole."""
+        whole = self.cut + self.data
+        return whole[: len(whole) - len(begun_character(whole))].decode(errors="replace")
+
+
+def begun_character(data: bytes) -> bytes:
+    """Return the bytes at the end that are a character of UTF-8 only when more follow: three at most."""
+    for length in range(1, min(3, len(data)) + 1):
+        byte = data[-length]
+        if byte & 0xC0 != 0x80:  # Not a continuation, so a character begins (or is) here.
+            needed = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+            return data[len(data) - length :] if needed > length else b""
+    return b""
 
 
 @dataclass(frozen=True, slots=True)

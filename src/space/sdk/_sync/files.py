@@ -16,7 +16,8 @@ from space.sdk.backends.threads import in_thread
 from space.sdk.requests import Request, present
 from space.sdk.types import FileInfo
 
-CHUNK_BYTES = 1024 * 1024
+CHUNK_BYTES = 128 * 1024
+"""More than this a socket does not take at once, and what is left over would be copied."""
 NOT_FOUND = "file-not-found"
 
 
