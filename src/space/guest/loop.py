@@ -147,11 +147,12 @@ class Loop:
             self._on_error(error)
 
     def _drain_wake(self, _events: int) -> None:
-        self._woken = False
         try:
             while len(os.read(self._wake_fd, 4096)) == 4096:
                 pass
         except BlockingIOError:
             pass
+        # Only now: what is handed over before this is found in this very round, later ones write again.
+        self._woken = False
         if self.on_wake is not None:
             self.on_wake()
