@@ -1,4 +1,4 @@
-"""``python -m space.api bootstrap --key-file PATH``: an installation's first project and key. Run it as the api's user."""
+"""``python -m space.api bootstrap --key-file PATH``: the first project and key. Run it as the user of the api."""
 
 import argparse
 import asyncio

@@ -14,6 +14,7 @@ from space.model.ids import is_id, new_id
 from space.model.sandbox import Sandbox
 from space.store import commands, idempotency
 from space.store.commands import CommandRow
+from space.store.paging import Position
 
 
 async def create(
