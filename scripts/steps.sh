@@ -52,7 +52,15 @@ step() {
     printf '  %-58s' "$title"
     started=$(now_ms)
     printf '\n=== %s: %s\n' "$(date -u +%FT%TZ)" "$title" >>"$STEP_LOG"
-    if "$@" >>"$STEP_LOG" 2>&1 </dev/null; then
+    # Not as a condition: there the shell would go on after a failure inside a function.
+    set +e
+    (
+        set -e
+        "$@"
+    ) >>"$STEP_LOG" 2>&1 </dev/null
+    step_status=$?
+    set -e
+    if [ "$step_status" -eq 0 ]; then
         printf '%9s\n' "$(seconds_since "$started")"
         return 0
     fi

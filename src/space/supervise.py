@@ -262,7 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m space.supervise")
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run")
-    verbs.add_parser("start").add_argument("--ready-s", type=float, default=60)
+    verbs.add_parser("start").add_argument("--ready-s", type=float, default=30)
     verbs.add_parser("stop")
     verbs.add_parser("stop-machines")
     verbs.add_parser("prepare")
