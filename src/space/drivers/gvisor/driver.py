@@ -6,14 +6,17 @@ the host clears them.
 """
 
 import json
+import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from space.drivers import processes, programs
 from space.drivers.base import Capabilities, Channel, HostLimits, Machine, MachineState, Need, Observation
-from space.drivers.gvisor import spec
+from space.drivers.gvisor import seating, spec
 from space.drivers.processes import Process
 from space.errors import HostError, HostFull, MachineLost
 from space.model.sandbox import Resources
@@ -35,6 +38,9 @@ _IMAGE_MAGIC = b"gVisorSF"
 _IMAGE_FILES = ("checkpoint.img", "pages.img", "pages_meta.img")
 _MANIFEST = "space.json"
 _NO_SPACE = ("no space left on device", "disk quota exceeded")
+_FULL_BYTES = 1 << 20
+
+log = structlog.get_logger()
 
 
 class GVisorDriver:
@@ -97,7 +103,8 @@ class GVisorDriver:
         if message := await self._command(machine_id, *argv, timeout_s=CHECKPOINT_S):
             if (await self.inspect(machine_id)).state is MachineState.ABSENT:
                 raise MachineLost
-            if any(text in message.lower() for text in _NO_SPACE):
+            log.warning("checkpoint failed", machine=machine_id, reason=message)
+            if any(text in message.lower() for text in _NO_SPACE) or _is_full(image):
                 raise HostFull("There is no room for the machine's memory image.", code="snapshot-store-full")
             raise HostError("The machine's memory image could not be written.", code="checkpoint-failed")
         manifest = {
@@ -202,6 +209,7 @@ class GVisorDriver:
         process = self._started(bundle) if result.status == 0 else None
         if process is None:
             raise HostError(f"The machine did not start: {self._reason(bundle / 'log')}", code="start-failed")
+        seating.seat(machine.id, process.pid)
         return process
 
     @staticmethod
@@ -215,6 +223,7 @@ class GVisorDriver:
         """Run a verb; return why it failed, or "" when the machine is in the state wanted."""
         message = await self._command(machine_id, verb, machine_id, timeout_s=CONTROL_S)
         if message:
+            log.warning("runsc failed", verb=verb, machine=machine_id, reason=message)
             observed = (await self.inspect(machine_id)).state
             if observed is MachineState.ABSENT:
                 raise MachineLost
@@ -254,3 +263,9 @@ class GVisorDriver:
             output = await programs.check([str(self._runsc), "--version"], timeout_s=CONTROL_S)
             self._version = output.decode(errors="replace").splitlines()[0]
         return self._version
+
+
+def _is_full(image: Path) -> bool:
+    """Whether writing there fails for want of room. Cut off early enough, runsc reports anything but that."""
+    found = os.statvfs(image)
+    return found.f_bavail * found.f_frsize < _FULL_BYTES
