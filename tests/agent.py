@@ -1,5 +1,6 @@
 """The host's side of a real agent, for tests: an agent process on two FIFOs, and someone to talk to it."""
 
+import fcntl
 import json
 import os
 import select
@@ -16,6 +17,7 @@ from space.protocol.host import HostChannel
 
 SOURCE = Path(__file__).parent.parent / "src"
 PATIENCE_S = 20.0
+FIFO_BYTES = 1024 * 1024
 
 
 class Refusal(Exception):
@@ -223,9 +225,7 @@ class Agent:
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        for name in ("in", "out"):
-            os.mkfifo(self.directory / name)
-        self.holds = [os.open(self.directory / name, os.O_RDWR) for name in ("in", "out")]
+        self.holds = hold_fifos(self.directory)
         log = (self.directory / "log").open("wb")
         with log:
             self.process = subprocess.Popen(
@@ -261,6 +261,16 @@ class Agent:
         self.process.wait()
         for fd in self.holds:
             os.close(fd)
+
+
+def hold_fifos(directory: Path) -> list[int]:
+    """Make the two FIFOs of a channel as the broker does, and hold them open so that neither end ever sees an end."""
+    fds = []
+    for name in ("in", "out"):
+        os.mkfifo(directory / name)
+        fds.append(os.open(directory / name, os.O_RDWR))
+        fcntl.fcntl(fds[-1], fcntl.F_SETPIPE_SZ, FIFO_BYTES)
+    return fds
 
 
 def descendants(top: int) -> set[int]:

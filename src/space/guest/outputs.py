@@ -25,6 +25,10 @@ _READ_BYTES_MIN = 16 * 1024
 _READ_BYTES_MAX = 256 * 1024
 _TTY_TAIL_BYTES_MAX = 1024 * 1024
 _TTY_QUIET_S = 0.02
+_BURST_S = 0.01
+_BURST_BYTES = 128 * 1024
+_PACE_S = 0.001
+"""A stream that brings ``_BURST_BYTES`` within ``_BURST_S`` is read every ``_PACE_S``, or when that much is there."""
 _END_OF_FILE_KEY = b"\x04"
 
 
@@ -58,6 +62,8 @@ class Output:
         self._read_bytes = _READ_BYTES_MIN
         self._target: int | None = None
         self._quiet_at = -1
+        self._burst_began = 0.0
+        self._burst_bytes = 0
         self._held = False
         os.set_blocking(fd, False)
         loop.watch(fd, READ, self._on_readable)
@@ -131,11 +137,20 @@ class Output:
             return
         if len(data) == self._read_bytes:
             self._read_bytes = min(2 * self._read_bytes, _READ_BYTES_MAX)
-        elif len(data) < self._read_bytes // 4:
-            self._read_bytes = max(self._read_bytes // 2, _READ_BYTES_MIN)
         self.produced += len(data)
         self._channel.send(self.number, data)
         self._settle()
+        self._pace(len(data))
+
+    def _pace(self, count: int) -> None:
+        """Let a pipe that is written to in small pieces fill up a little: waking for each costs more than moving it."""
+        now = time.monotonic()
+        if now - self._burst_began > _BURST_S:
+            self._burst_began, self._burst_bytes = now, 0
+        self._burst_bytes += count
+        if self._burst_bytes > _BURST_BYTES and count < _READ_BYTES_MAX and not self.ended and self._fd >= 0:
+            self._loop.watch(self._fd, 0, self._on_readable)
+            self._loop.call_at(now + _PACE_S, self.resume)
 
     def _read_tail(self) -> None:
         """Read a terminal to its end, after the main process has exited. It cannot say how much it holds, and the
