@@ -1,0 +1,409 @@
+"""One suite for every driver: what `space.drivers.base.Driver` promises, claimed one by one and tried on real machines."""
+
+# ruff: noqa: ASYNC221, ASYNC240, PLW1510 - a test has nothing else to do while a program runs
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from space.drivers import processes
+from space.drivers.base import Channel, Driver, Machine, MachineState, Need
+from space.drivers.gvisor import GVisorDriver
+from space.drivers.processes import Process
+from space.errors import HostError, HostFull, MachineLost
+from space.model.ids import new_id
+from space.model.sandbox import Resources
+from space.testing import FakeDriver
+from tests import installation
+from tests.agent import Peer
+
+QUIET_S = 0.3
+RESOURCES = Resources(cpus=1, memory_mib=512, disk_mib=256, pids=256)
+NAMES = ("fake", "gvisor")
+
+
+class Bench:
+    """One driver, and what its machines need of a host; all of it is gone when the bench is."""
+
+    def __init__(self, directory: Path, make: Callable[[], Driver], python: tuple[str, ...]) -> None:
+        self.directory = directory
+        self.make = make
+        self.driver = make()
+        self.python = python
+        self.started: list[Machine] = []
+
+    def machine(self) -> Machine:
+        """A machine with what the driver needs, prepared."""
+        machine = Machine(new_id("sbx"), "guest", RESOURCES)
+        if Need.DISK in self.driver.capabilities.needs:
+            root = self.directory / "roots" / machine.id
+            for name in (".space", "proc", "sys", "dev", "run", "tmp/.X11-unix", "etc"):
+                (root / name).mkdir(parents=True)
+            (root / "etc/passwd").write_text("root:x:0:0:root:/:/bin/sh\n")
+            (root / "etc/group").write_text("root:x:0:\n")
+            machine = dataclasses.replace(machine, root=root)
+        if Need.LINK in self.driver.capabilities.needs:
+            subprocess.run(["ip", "netns", "add", f"spct-{machine.id}"], check=True)
+            subprocess.run(["ip", "-n", f"spct-{machine.id}", "link", "set", "lo", "up"], check=True)
+            machine = dataclasses.replace(machine, netns=Path("/run/netns") / f"spct-{machine.id}")
+        self.started.append(machine)
+        return machine
+
+    def channel(self, machine: Machine) -> Channel:
+        """Fresh FIFOs in ``channels/<id>``, opened for the machine."""
+        directory = self.channel_directory(machine)
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        for name in ("in", "out"):
+            os.mkfifo(directory / name)
+        return Channel(*(os.open(directory / name, os.O_RDWR | os.O_CLOEXEC) for name in ("in", "out")))
+
+    def channel_directory(self, machine: Machine) -> Path:
+        return self.directory / "channels" / machine.id
+
+    async def start(self, machine: Machine) -> Process:
+        with closing(self.channel(machine)) as channel:
+            await self.driver.prepare(machine)
+            return await self.driver.start(machine, channel)
+
+    async def restore(self, machine: Machine, image: Path) -> Process:
+        with closing(self.channel(machine)) as channel:
+            await self.driver.prepare(machine)
+            return await self.driver.restore(machine, channel, image)
+
+    @contextlib.contextmanager
+    def peer(self, machine: Machine) -> Iterator[Peer]:
+        peer = Peer(self.channel_directory(machine))
+        try:
+            peer.greet()
+            yield peer
+        finally:
+            peer.close()
+
+    def image(self) -> Path:
+        path = self.directory / f"image-{secrets.token_hex(4)}"
+        path.mkdir()
+        return path
+
+    def end(self) -> None:
+        for machine in self.started:
+            asyncio.run(self.driver.destroy(machine.id, None))
+            if machine.netns:
+                subprocess.run(["ip", "netns", "delete", machine.netns.name], check=True)
+        for image in self.directory.glob("image-*"):
+            shutil.rmtree(image)
+
+
+@contextlib.contextmanager
+def closing(channel: Channel) -> Iterator[Channel]:
+    try:
+        yield channel
+    finally:
+        os.close(channel.stdin)
+        os.close(channel.stdout)
+
+
+@pytest.fixture(params=NAMES)
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    if request.param == "fake":
+        state = tmp_path / "state"
+        one = Bench(tmp_path, lambda: FakeDriver(state), (sys.executable, "-I", "-c"))
+    else:
+        runsc = shutil.which("runsc") or "/opt/space/bin/runsc"
+        reason = installation.unfit() or (None if Path(runsc).exists() else "needs runsc: run scripts/runsc")
+        if reason:
+            pytest.skip(f"driver gvisor {reason}")
+        guest = installation.printed_path("guest-runtime")
+        loader = ("/.space/lib/ld-linux-x86-64.so.2", "--library-path", "/.space/lib", "/.space/bin/python3")
+        # The state must be on a short path: runsc keeps a socket there.
+        state = Path("/run") / f"spct-{secrets.token_hex(4)}"
+        one = Bench(tmp_path, lambda: GVisorDriver(Path(runsc), state, guest), (*loader, "-I", "-S", "-c"))
+    yield one
+    one.end()
+    shutil.rmtree(state, ignore_errors=True)
+
+
+COUNTER = "import itertools, time\nfor n in itertools.count():\n    print(n, flush=True)\n    time.sleep(0.01)"
+
+
+def counted(peer: Peer, number: int) -> int:
+    """How far the counter on a stream has come."""
+    return bytes(peer.data.get(number, b"")).count(b"\n")
+
+
+def silent(peer: Peer, number: int) -> bool:
+    """Whether nothing more arrives on a stream, once what was on its way is here."""
+    before = -1
+    while before != counted(peer, number):
+        before = counted(peer, number)
+        peer.step(QUIET_S)
+    deadline = time.monotonic() + QUIET_S
+    while time.monotonic() < deadline:
+        peer.step(QUIET_S)
+    return counted(peer, number) == before
+
+
+def is_ended(process: Process) -> bool:
+    return not processes.is_alive(process)
+
+
+def wait(condition: Callable[[], bool], what: str, patience_s: float = 10) -> None:
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.002)
+
+
+async def test_a_started_machine_answers_and_runs_programs(bench: Bench) -> None:
+    machine = bench.machine()
+    await bench.start(machine)
+    with bench.peer(machine) as peer:
+        assert peer.run(*bench.python, "print(6 * 7)").stdout == b"42\n"
+
+
+async def test_a_started_machine_is_seen_running_with_the_process_that_start_returned(bench: Bench) -> None:
+    machine = bench.machine()
+    process = await bench.start(machine)
+    seen = await bench.driver.inspect(machine.id)
+    assert seen.state is MachineState.RUNNING
+    assert seen.process == process
+    assert processes.is_alive(process)
+    assert machine.id in await bench.driver.known()
+
+
+async def test_a_paused_machine_stands_still_until_it_is_resumed(bench: Bench) -> None:
+    machine = bench.machine()
+    await bench.start(machine)
+    with bench.peer(machine) as peer:
+        counter = peer.start(*bench.python, COUNTER)
+        number = counter.streams["stdout"]
+        peer.until(lambda: counted(peer, number) > 3, "the counter counts")
+        await bench.driver.pause(machine.id)
+        assert (await bench.driver.inspect(machine.id)).state is MachineState.PAUSED
+        assert silent(peer, number)
+        before = counted(peer, number)
+        await bench.driver.resume(machine.id)
+        assert (await bench.driver.inspect(machine.id)).state is MachineState.RUNNING
+        peer.until(lambda: counted(peer, number) > before + 3, "the counter goes on")
+
+
+async def test_pause_and_resume_may_be_repeated(bench: Bench) -> None:
+    machine = bench.machine()
+    await bench.start(machine)
+    for _ in range(2):
+        await bench.driver.resume(machine.id)
+    for _ in range(2):
+        await bench.driver.pause(machine.id)
+    assert (await bench.driver.inspect(machine.id)).state is MachineState.PAUSED
+
+
+async def test_a_checkpoint_leaves_the_machine_paused_and_able_to_go_on(bench: Bench) -> None:
+    machine = bench.machine()
+    await bench.start(machine)
+    with bench.peer(machine) as peer:
+        counter = peer.start(*bench.python, COUNTER)
+        number = counter.streams["stdout"]
+        peer.until(lambda: counted(peer, number) > 3, "the counter counts")
+        await bench.driver.pause(machine.id)
+        image = bench.image()
+        await bench.driver.checkpoint(machine.id, image)
+        await bench.driver.check_image(image)
+        assert (await bench.driver.inspect(machine.id)).state is MachineState.PAUSED
+        assert silent(peer, number)
+        before = counted(peer, number)
+        await bench.driver.resume(machine.id)
+        peer.until(lambda: counted(peer, number) > before + 3, "the counter goes on")
+
+
+async def test_a_restored_machine_goes_on_where_the_checkpoint_was_made(bench: Bench) -> None:
+    """L1 at the level of the driver: memory and processes, and a new channel."""
+    machine = bench.machine()
+    first = await bench.start(machine)
+    with bench.peer(machine) as peer:
+        counter = peer.start(*bench.python, COUNTER, id="cmdcounter")
+        number = counter.streams["stdout"]
+        peer.until(lambda: counted(peer, number) > 3, "the counter counts")
+        await bench.driver.pause(machine.id)
+        image = bench.image()
+        await bench.driver.checkpoint(machine.id, image)
+        await bench.driver.destroy(machine.id, first)
+    assert (await bench.driver.inspect(machine.id)).state is MachineState.ABSENT
+    process = await bench.restore(machine, image)
+    shutil.rmtree(image)
+    assert (await bench.driver.inspect(machine.id)).state is MachineState.RUNNING
+    assert (await bench.driver.inspect(machine.id)).process == process
+    with bench.peer(machine) as peer:
+        assert peer.welcome is not None
+        commands = {command["id"]: command for command in peer.welcome["commands"]}
+        assert commands["cmdcounter"]["state"] == "running"
+        before = commands["cmdcounter"]["streams"]["stdout"]["produced"]
+        peer.until(lambda: produced(peer) > before, "the counter goes on")
+        assert peer.run(*bench.python, "print('still here')").stdout == b"still here\n"
+
+
+def produced(peer: Peer) -> int:
+    peer.greet()
+    assert peer.welcome is not None
+    return next(command["streams"]["stdout"]["produced"] for command in peer.welcome["commands"])
+
+
+async def test_a_checkpoint_that_does_not_fit_is_refused_and_the_machine_goes_on(bench: Bench) -> None:
+    """F10: the host's store is full; nothing happens to the machine."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small file system")
+    machine = bench.machine()
+    await bench.start(machine)
+    small = bench.image()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", small], check=True)
+    try:
+        (small / "image").mkdir()
+        await bench.driver.pause(machine.id)
+        with pytest.raises(HostFull) as caught:
+            await bench.driver.checkpoint(machine.id, small / "image")
+    finally:
+        subprocess.run(["umount", small], check=True)
+    assert caught.value.code == "snapshot-store-full"
+    assert (await bench.driver.inspect(machine.id)).state is MachineState.PAUSED
+    await bench.driver.resume(machine.id)
+    with bench.peer(machine) as peer:
+        assert peer.run(*bench.python, "print('as before')").stdout == b"as before\n"
+
+
+async def test_an_image_that_is_not_whole_is_refused(bench: Bench) -> None:
+    machine = bench.machine()
+    await bench.start(machine)
+    await bench.driver.pause(machine.id)
+    image = bench.image()
+    await bench.driver.checkpoint(machine.id, image)
+    largest = max(image.iterdir(), key=lambda path: path.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+    with pytest.raises(HostError, match="image"):
+        await bench.driver.check_image(image)
+    with pytest.raises(HostError):
+        await bench.driver.check_image(bench.image())
+
+
+async def test_a_destroyed_machine_leaves_no_process_no_state_and_a_closed_channel(bench: Bench) -> None:
+    machine = bench.machine()
+    process = await bench.start(machine)
+    out = os.open(bench.channel_directory(machine) / "out", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        await bench.driver.destroy(machine.id, process)
+        assert is_ended(process)
+        assert machine.id not in await bench.driver.known()
+        assert (await bench.driver.inspect(machine.id)).state is MachineState.ABSENT
+        wait(lambda: hung_up(out), "end of file on the channel")
+    finally:
+        os.close(out)
+
+
+def hung_up(descriptor: int) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return any(event & select.POLLHUP for _, event in poller.poll(0))
+
+
+@pytest.mark.parametrize("paused", [False, True])
+async def test_destroy_needs_no_hint_and_no_running_machine(bench: Bench, paused: bool) -> None:
+    machine = bench.machine()
+    process = await bench.start(machine)
+    if paused:
+        await bench.driver.pause(machine.id)
+    await bench.driver.destroy(machine.id, None)
+    assert is_ended(process)
+    await bench.driver.destroy(machine.id, None)
+
+
+async def test_destroy_takes_away_a_machine_that_was_only_prepared(bench: Bench) -> None:
+    machine = bench.machine()
+    await bench.driver.prepare(machine)
+    assert machine.id in await bench.driver.known()
+    await bench.driver.destroy(machine.id, None)
+    assert machine.id not in await bench.driver.known()
+
+
+async def test_verbs_on_an_absent_machine_say_that_it_is_lost(bench: Bench) -> None:
+    absent = new_id("sbx")
+    for verb in (bench.driver.pause, bench.driver.resume):
+        with pytest.raises(MachineLost):
+            await verb(absent)
+    with pytest.raises(MachineLost):
+        await bench.driver.checkpoint(absent, bench.image())
+
+
+async def test_a_machine_that_was_killed_is_absent_and_lost(bench: Bench) -> None:
+    machine = bench.machine()
+    process = await bench.start(machine)
+    os.kill(process.pid, signal.SIGKILL)
+    wait(lambda: is_ended(process), "the process ends")
+    assert (await bench.driver.inspect(machine.id)).state is MachineState.ABSENT
+    with pytest.raises(MachineLost):
+        await bench.driver.pause(machine.id)
+
+
+async def test_a_new_driver_object_finds_the_machines_of_an_earlier_one(bench: Bench) -> None:
+    machine = bench.machine()
+    process = await bench.start(machine)
+    again = bench.make()
+    await again.end_strays()
+    assert machine.id in await again.known()
+    assert (await again.inspect(machine.id)).process == process
+    await again.pause(machine.id)
+    await again.resume(machine.id)
+    await again.destroy(machine.id, None)
+    assert is_ended(process)
+
+
+def test_a_machine_outlives_the_process_that_started_it(bench: Bench) -> None:
+    machine = bench.machine()
+    starter = os.fork()
+    if starter == 0:
+        try:
+            asyncio.run(bench.start(machine))
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(starter, 0)[1]) == -signal.SIGKILL
+    assert asyncio.run(bench.driver.inspect(machine.id)).state is MachineState.RUNNING
+    with bench.peer(machine) as peer:
+        assert peer.run(*bench.python, "print('alone')").stdout == b"alone\n"
+
+
+async def test_a_start_that_cannot_work_fails_and_can_be_taken_away(bench: Bench) -> None:
+    if Need.DISK in bench.driver.capabilities.needs:
+        machine = dataclasses.replace(bench.machine(), root=bench.directory / "no such directory")
+    else:
+        machine = bench.machine()
+        bench.driver = FakeDriver(bench.directory / "state", ["/no/such/agent"])
+    with pytest.raises(HostError):
+        await bench.start(machine)
+    await bench.driver.destroy(machine.id, None)
+    assert machine.id not in await bench.driver.known()
+
+
+def test_host_limits_leave_the_guest_what_it_was_promised(bench: Bench) -> None:
+    limits = bench.driver.limits(RESOURCES)
+    assert limits.cpus == RESOURCES.cpus
+    assert limits.memory_mib >= RESOURCES.memory_mib
+    assert limits.pids >= RESOURCES.pids
+
+
+async def test_ids_are_told_apart_to_the_last_letter(bench: Bench) -> None:
+    first = bench.machine()
+    await bench.start(first)
+    twin = first.id[:-1] + ("a" if first.id[-1] != "a" else "b")
+    assert (await bench.driver.inspect(twin)).state is MachineState.ABSENT
+    await bench.driver.destroy(twin, None)
+    await bench.driver.destroy(first.id[:-1], None)
+    assert (await bench.driver.inspect(first.id)).state is MachineState.RUNNING
