@@ -150,22 +150,26 @@ class SignalBody(Body):
     """Everything the command started, or only its first process."""
 
 
-class FailureOut(BaseModel):
+class Out(BaseModel):
+    """An answer's body."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class FailureOut(Out):
     code: str
     message: str
 
 
-class ResourcesOut(BaseModel):
+class ResourcesOut(Out):
     cpus: float
     memory_mib: int
     disk_mib: int
     pids: int
 
 
-class SandboxOut(BaseModel):
+class SandboxOut(Out):
     """A sandbox. `ready` is true once its guest agent has answered."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     id: str
     name: str | None
@@ -188,10 +192,8 @@ class SandboxOut(BaseModel):
     updated_at: datetime
 
 
-class OperationOut(BaseModel):
+class OperationOut(Out):
     """One lifecycle change. `timings` maps a phase to seconds."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     id: str
     sandbox_id: str
@@ -204,12 +206,12 @@ class OperationOut(BaseModel):
     finished_at: datetime | None
 
 
-class Accepted(BaseModel):
+class Accepted(Out):
     sandbox: SandboxOut
     operation: OperationOut
 
 
-class AccessOut(BaseModel):
+class AccessOut(Out):
     """Where the data plane is, and a token for it."""
 
     url: str
@@ -217,13 +219,13 @@ class AccessOut(BaseModel):
     expires_at: datetime
 
 
-class ExitOut(BaseModel):
+class ExitOut(Out):
     kind: Literal["exited", "signaled", "timed-out", "oom-killed", "lost"]
     code: int | None
     signal: int | None
 
 
-class CommandOut(BaseModel):
+class CommandOut(Out):
     id: str
     sandbox_id: str
     argv: list[str]
@@ -239,12 +241,12 @@ class CommandOut(BaseModel):
     created_at: datetime
 
 
-class CommandCreated(BaseModel):
+class CommandCreated(Out):
     command: CommandOut
     attach: AccessOut
 
 
-class ExecOut(BaseModel):
+class ExecOut(Out):
     exit: ExitOut
     stdout: str
     stderr: str
@@ -255,10 +257,8 @@ class ExecOut(BaseModel):
     duration_s: float
 
 
-class TemplateOut(BaseModel):
+class TemplateOut(Out):
     """One release of a template."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     name: str
     tag: str
@@ -268,7 +268,7 @@ class TemplateOut(BaseModel):
     bytes: int
 
 
-class KeyOut(BaseModel):
+class KeyOut(Out):
     """An API key. `key` is the secret itself, in the answer to its making and never again."""
 
     id: str
@@ -280,9 +280,7 @@ class KeyOut(BaseModel):
     key: str | None = None
 
 
-class ProjectOut(BaseModel):
-    model_config = ConfigDict(from_attributes=True)
-
+class ProjectOut(Out):
     id: str
     name: str
     created_at: datetime
@@ -294,10 +292,8 @@ class ProjectCreated(ProjectOut):
     key: str | None
 
 
-class SampleOut(BaseModel):
+class SampleOut(Out):
     """Usage at one moment; `cpu_s` counts from the machine's start."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     at: datetime
     cpu_s: float | None
@@ -307,14 +303,14 @@ class SampleOut(BaseModel):
     disk_mib: float | None
 
 
-class MetricsOut(BaseModel):
+class MetricsOut(Out):
     """`now` is null when the sandbox has no machine; `history` has the last hour, one sample in 15 s."""
 
     now: SampleOut | None
     history: list[SampleOut]
 
 
-class Page(BaseModel):
+class Page(Out):
     next_cursor: str | None
 
 
@@ -338,12 +334,12 @@ class KeyPage(Page):
     items: list[KeyOut]
 
 
-class ErrorOut(BaseModel):
+class ErrorOut(Out):
     code: str
     message: str
     details: dict[str, Any]
     request_id: str
 
 
-class ErrorAnswer(BaseModel):
+class ErrorAnswer(Out):
     error: ErrorOut

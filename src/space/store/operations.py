@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields, replace
 from datetime import datetime
 
-from sqlalchemy import Connection, RowMapping, and_, distinct, func, insert, literal, or_, select, update
+from sqlalchemy import Connection, RowMapping, and_, func, insert, literal, or_, select, update
 
 from space.model.operation import Operation, OperationState
 from space.model.sandbox import Failure
@@ -46,9 +46,9 @@ def page(
 def owners(connection: Connection) -> set[str]:
     """Return who holds leases on running operations."""
     rows = connection.execute(
-        select(distinct(operations.c.lease_owner)).where(
-            operations.c.state == OperationState.RUNNING, operations.c.lease_owner.is_not(None)
-        )
+        select(operations.c.lease_owner)
+        .distinct()
+        .where(operations.c.state == OperationState.RUNNING, operations.c.lease_owner.is_not(None))
     )
     return {row[0] for row in rows}
 
