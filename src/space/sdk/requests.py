@@ -18,6 +18,8 @@ ATTEMPTS_MAX = 4
 RETRY_WAIT_S_MAX = 10.0
 RECONNECT_S = 60.0
 """How long a lost connection is tried to be made again before the caller hears of it."""
+FIRST_CONNECT_S = 15.0
+"""As long is tried what never worked before."""
 RECONNECT_WAIT_S_MAX = 2.0
 UNREACHABLE = "unreachable"
 """Code of a request that was never sent."""
@@ -77,23 +79,28 @@ class Patience:
     def __init__(self) -> None:
         self._failures = 0
         self._since: float | None = None
+        self._limit_s = FIRST_CONNECT_S
 
     @property
     def delay_s(self) -> float:
         return min(RECONNECT_WAIT_S_MAX, 0.05 * 2 ** min(self._failures - 1, 10)) if self._failures else 0.0
 
+    def connected(self) -> None:
+        """It works in principle: from now on losing it is worth more patience."""
+        self._limit_s = RECONNECT_S
+
     def worked(self) -> None:
+        """It works again."""
+        self.connected()
         self._failures, self._since = 0, None
 
     def failed(self, reason: str) -> None:
-        """Count one failure. Raises ``Unavailable`` when they have been going on for `RECONNECT_S`."""
+        """Count one failure. Raises ``Unavailable`` when they have been going on for too long."""
         now = time.monotonic()
         self._failures += 1
         self._since = self._since or now
-        if now - self._since > RECONNECT_S:
-            raise Unavailable(
-                f"The connection to the command was lost and cannot be made again ({reason}).", code=CONNECTION_LOST
-            )
+        if now - self._since > self._limit_s:
+            raise Unavailable(f"There is no connection to the command ({reason}).", code=CONNECTION_LOST)
 
 
 def creating(*, wait_s: float | None = None) -> dict[str, str]:

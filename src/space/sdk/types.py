@@ -282,6 +282,8 @@ class CommandInfo:
     argv: tuple[str, ...] = ()
     tty: Tty | None = None
     exit: Exit | None = None
+    produced: dict[StreamName, int] = field(default_factory=dict)
+    """How many bytes each stream has had so far."""
     created_at: datetime | None = None
     raw: Json = field(default_factory=dict, repr=False, compare=False)
 
@@ -295,6 +297,7 @@ class CommandInfo:
             argv=tuple(data.get("argv") or ()),
             tty=Tty(tty.get("rows", 24), tty.get("cols", 80)) if isinstance(tty, dict) else None,
             exit=Exit.parse(ended) if ended else None,
+            produced=data.get("produced") or {},
             created_at=parse_time(data.get("created_at")),
             raw=data,
         )

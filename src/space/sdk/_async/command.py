@@ -1,6 +1,6 @@
 """A command as a handle: live output, stdin, signals. Connections come and go underneath it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -13,7 +13,7 @@ from space.sdk._async.transport import lost
 from space.sdk.attach import Attachment, resize_frame
 from space.sdk.backends.asyncio import sleep
 from space.sdk.requests import Endpoint, Patience, Request
-from space.sdk.types import CommandInfo, CommandResult, Exit, Gap, Output
+from space.sdk.types import CommandInfo, CommandResult, Exit, Gap, Output, StreamName
 
 COLLECT_BYTES_MAX = 64 * 1024 * 1024
 
@@ -27,10 +27,16 @@ class AsyncCommand:
     command running.
     """
 
-    def __init__(self, plane: AsyncDataPlane, info: CommandInfo, offered: Endpoint | None = None) -> None:
+    def __init__(
+        self,
+        plane: AsyncDataPlane,
+        info: CommandInfo,
+        offered: Endpoint | None = None,
+        offsets: Mapping[StreamName, int] | None = None,
+    ) -> None:
         self.info = info
         self._plane = plane
-        self._attachment = Attachment()
+        self._attachment = Attachment(offsets)
         self._stream = AsyncCommandStream(plane, info.id, self._attachment, offered)
         self.stdin = AsyncStdin(self._stream, self._attachment)
 
@@ -115,7 +121,7 @@ class AsyncCommand:
     async def refresh(self) -> CommandInfo:
         """Ask the server for the present state."""
         answer = await self._plane.call(Request(method="GET", path=f"/v1/commands/{self.id}"))
-        self.info = CommandInfo.parse(answer.get("command", answer))
+        self.info = CommandInfo.parse(answer)
         return self.info
 
     async def replay(self, *, follow: bool = False) -> AsyncIterator[Output | Gap]:

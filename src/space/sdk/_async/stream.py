@@ -156,6 +156,7 @@ class AsyncCommandStream:
         if self._attachment.exit is not None:
             await self._drop(socket)
         elif not was_started:
+            self._patience.connected()
             await self._send_stdin(socket)
 
     async def _connect(self) -> Socket:

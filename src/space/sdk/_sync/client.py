@@ -13,7 +13,7 @@ from space.sdk._sync.operations import Operations, pages
 from space.sdk._sync.transport import Transport, lost
 from space.sdk.config import find_credentials
 from space.sdk.requests import Request, present
-from space.sdk.types import Event, SandboxInfo, State
+from space.sdk.types import CommandInfo, Event, SandboxInfo, State
 
 
 class Client:
@@ -51,10 +51,17 @@ class Client:
         self, *, state: State | None = None, name: str | None = None, metadata: Mapping[str, str] | None = None
     ) -> Iterator[SandboxInfo]:
         """Yield the project's sandboxes that match all that is given."""
-        params: dict[str, str] = present(state=state, name=name)
+        params: dict[str, str] = present(state=state)
         params |= {f"metadata.{key}": value for key, value in (metadata or {}).items()}
         for item in pages(self.transport, "/v1/sandboxes", params):
-            yield SandboxInfo.parse(item)
+            info = SandboxInfo.parse(item)
+            if name is None or info.name == name:
+                yield info
+
+    def command_info(self, command_id: str) -> CommandInfo:
+        """Return a command as it is now; its ``sandbox_id`` says where it runs."""
+        answer = self.transport.call(Request(method="GET", path=f"/v1/commands/{command_id}"))
+        return CommandInfo.parse(answer)
 
     def templates(self) -> list[dict[str, Any]]:
         """Return the templates that sandboxes can be made from."""

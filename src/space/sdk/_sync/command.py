@@ -1,7 +1,7 @@
 # Generated from ../_async/command.py by scripts/sync-sdk; change that one.
 """A command as a handle: live output, stdin, signals. Connections come and go underneath it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -14,7 +14,7 @@ from space.sdk._sync.transport import lost
 from space.sdk.attach import Attachment, resize_frame
 from space.sdk.backends.threads import sleep
 from space.sdk.requests import Endpoint, Patience, Request
-from space.sdk.types import CommandInfo, CommandResult, Exit, Gap, Output
+from space.sdk.types import CommandInfo, CommandResult, Exit, Gap, Output, StreamName
 
 COLLECT_BYTES_MAX = 64 * 1024 * 1024
 
@@ -28,10 +28,16 @@ class Command:
     command running.
     """
 
-    def __init__(self, plane: DataPlane, info: CommandInfo, offered: Endpoint | None = None) -> None:
+    def __init__(
+        self,
+        plane: DataPlane,
+        info: CommandInfo,
+        offered: Endpoint | None = None,
+        offsets: Mapping[StreamName, int] | None = None,
+    ) -> None:
         self.info = info
         self._plane = plane
-        self._attachment = Attachment()
+        self._attachment = Attachment(offsets)
         self._stream = CommandStream(plane, info.id, self._attachment, offered)
         self.stdin = Stdin(self._stream, self._attachment)
 
@@ -116,7 +122,7 @@ class Command:
     def refresh(self) -> CommandInfo:
         """Ask the server for the present state."""
         answer = self._plane.call(Request(method="GET", path=f"/v1/commands/{self.id}"))
-        self.info = CommandInfo.parse(answer.get("command", answer))
+        self.info = CommandInfo.parse(answer)
         return self.info
 
     def replay(self, *, follow: bool = False) -> Iterator[Output | Gap]:

@@ -17,7 +17,17 @@ from space.sdk._sync.operations import failure, pages
 from space.sdk.backends.threads import sleep
 from space.sdk.options import CommandOptions, SandboxOptions, command_body, sandbox_body
 from space.sdk.requests import READ_TIMEOUT_S, Endpoint, Request, creating, present, waiting
-from space.sdk.types import CommandInfo, CommandResult, OnIdle, OnTimeout, Operation, SandboxInfo, State, Tty
+from space.sdk.types import (
+    CommandInfo,
+    CommandResult,
+    OnIdle,
+    OnTimeout,
+    Operation,
+    SandboxInfo,
+    State,
+    StreamName,
+    Tty,
+)
 
 Verb = Literal["pause", "resume", "suspend", "wake", "stop", "start"]
 HELD_S_MAX = 30.0
@@ -204,11 +214,17 @@ class Sandbox:
         handle = Command(self._plane, CommandInfo.parse(answer["command"]), _endpoint(answer.get("attach")))
         return handle.connect()
 
-    def command(self, command_id: str) -> Command:
-        """Return a handle to a command that was created before; reading it begins with its first byte."""
-        request = Request(method="GET", path=f"/v1/commands/{command_id}")
-        answer = self._plane.call(request)
-        return Command(self._plane, CommandInfo.parse(answer.get("command", answer)))
+    def command(self, command_id: str, *, tail_bytes: int | None = None) -> Command:
+        """Return a handle to a command that was created before.
+
+        Reading it begins with its first byte, or with the last ``tail_bytes`` that each stream has so far.
+        """
+        answer = self._plane.call(Request(method="GET", path=f"/v1/commands/{command_id}"))
+        info = CommandInfo.parse(answer)
+        offsets: dict[StreamName, int] = {}
+        if tail_bytes is not None:
+            offsets = {name: max(0, at - tail_bytes) for name, at in info.produced.items()}
+        return Command(self._plane, info, offsets=offsets)
 
     def commands(self) -> Iterator[CommandInfo]:
         """Yield the sandbox's commands, newest first."""

@@ -157,6 +157,7 @@ class CommandStream:
         if self._attachment.exit is not None:
             self._drop(socket)
         elif not was_started:
+            self._patience.connected()
             self._send_stdin(socket)
 
     def _connect(self) -> Socket:
