@@ -79,7 +79,7 @@ def test_an_api_killed_during_twenty_creates_leaves_none_stuck(installation: Ins
         installation.wait_ready()
 
         def listed() -> list[dict]:
-            return api.call("GET", "/v1/sandboxes", params={"metadata.burst": "yes", "limit": 100}).json()["sandboxes"]
+            return api.call("GET", "/v1/sandboxes", params={"metadata.burst": "yes", "limit": 100}).json()["items"]
 
         wait_until(lambda: all(s["state"] in {"running", "failed"} for s in listed()), 90, "every create to end")
         found = {s["id"]: s for s in listed()}

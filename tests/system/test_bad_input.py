@@ -115,9 +115,9 @@ def test_no_key_a_wrong_key_and_a_revoked_key_are_unauthenticated_at_once(api: A
         assert answer.status_code == httpx.codes.UNAUTHORIZED
         assert error_code(answer) == "unauthenticated"
     made = api.call("POST", "/v1/keys", json={"name": "short-lived"}).json()
-    with Api(installation.url, made["api_key"]) as fresh:
+    with Api(installation.url, made["key"]) as fresh:
         fresh.call("GET", "/v1/sandboxes")
-        api.call("DELETE", f"/v1/keys/{made['key']['id']}")
+        api.call("DELETE", f"/v1/keys/{made['id']}")
         assert fresh.http.get("/v1/sandboxes").status_code == httpx.codes.UNAUTHORIZED
 
 

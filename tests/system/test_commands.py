@@ -81,10 +81,10 @@ def test_text_is_never_cut_inside_a_character(api: Api, shared: str) -> None:
         headers={"Accept": "application/x-ndjson"},
     ) as answer:
         events = [json.loads(line) for line in answer.iter_lines() if line]
-    text = "".join(event["data"] for event in events if event["event"] == "output")
+    text = "".join(event["data"] for event in events if event["type"] == "output")
     assert text == "café"
     assert "\ufffd" not in text
-    assert events[-1]["event"] == "exit"
+    assert events[-1]["type"] == "exit"
 
 
 def test_bytes_that_are_not_text_come_back_exactly(api: Api, shared: str) -> None:
@@ -211,9 +211,9 @@ def test_a_command_can_be_replayed_after_it_ended(api: Api, sbx: Sandbox) -> Non
     assert command.wait().code == 4
     lines = api.call("GET", f"/v1/commands/{command.id}/output").text.splitlines()
     events = [json.loads(line) for line in lines]
-    assert [e["data"] for e in events if e["event"] == "output" and e["stream"] == "stdout"] == ["out\n"]
-    assert [e["data"] for e in events if e["event"] == "output" and e["stream"] == "stderr"] == ["err\n"]
-    assert events[-1]["event"] == "exit"
+    assert [e["data"] for e in events if e["type"] == "output" and e["stream"] == "stdout"] == ["out\n"]
+    assert [e["data"] for e in events if e["type"] == "output" and e["stream"] == "stderr"] == ["err\n"]
+    assert events[-1]["type"] == "exit"
     state = api.call("GET", f"/v1/commands/{command.id}").json()
     assert state["state"] == "ended"
     assert state["exit"] == {"kind": "exited", "code": 4, "signal": None}
