@@ -1,6 +1,6 @@
 """One suite for every driver: what `space.drivers.base.Driver` promises, claimed one by one and tried on real machines."""
 
-# ruff: noqa: ASYNC221, ASYNC240, PLW1510 - a test has nothing else to do while a program runs
+# ruff: noqa: ASYNC221 - a test has nothing else to do while a program runs
 
 import asyncio
 import contextlib
