@@ -72,6 +72,8 @@ def _make(at: int, name: str, uid: int, gid: int) -> int:
         os.close(descriptor)
         raise HostError("The guest channel could not be made.")
     fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    # SAFETY: the directory lets only root and the node in, so the FIFO's own mode need not. It cannot: runsc gives its
+    # standard streams to the guest's root, which on the host is root, whoever owned them before.
     os.fchown(descriptor, uid, gid)
-    os.fchmod(descriptor, 0o600)
+    os.fchmod(descriptor, 0o666)
     return descriptor
