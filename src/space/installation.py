@@ -48,7 +48,8 @@ def prepare(settings: Settings) -> None:
         (settings.broker_dir, root, 0o700),
         (settings.run_dir, root, 0o755),
         (settings.run_dir / "api", api, 0o755),
-        (settings.run_dir / "node", node, 0o755),
+        # Set-gid: the node's socket gets the api's group, which alone may connect, without the node being in it.
+        (settings.run_dir / "node", (node[0], api[1]), 0o2750),
         (settings.run_dir / "broker", root, 0o755),
         (settings.channels_dir, (root[0], node[1]), 0o710),
         (settings.run_dir / "log", root, 0o755),

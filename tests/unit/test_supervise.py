@@ -266,12 +266,14 @@ def test_prepare_gives_each_process_its_own_directories(tmp_path: Path) -> None:
 
     def told(path: Path) -> tuple[int, int]:
         status = path.stat()
-        return status.st_uid, status.st_mode & 0o777
+        return status.st_uid, status.st_mode & 0o7777
 
     assert told(settings.api_dir) == (daemon, 0o700)
     assert told(settings.node_dir) == (nobody, 0o700)
     assert told(settings.broker_dir) == (0, 0o700)
     assert told(settings.channels_dir) == (0, 0o710)
+    assert told(settings.run_dir / "node") == (nobody, 0o2750)
+    assert (settings.run_dir / "node").stat().st_gid == daemon
     assert told(settings.run_dir / "locks" / "supervisor") == (0, 0o600)
     assert told(settings.run_dir / "locks" / "node") == (nobody, 0o600)
 
