@@ -127,6 +127,25 @@ class Installation:
                     found.add(int(process.name))
         return sorted(found - {os.getpid()})
 
+    def leftovers_of(self, sandbox: str) -> list[str]:
+        """Everything on this host that bears a sandbox's id: processes, cgroups, namespaces, mounts, sockets, files."""
+        found = [f"process {pid}" for pid in self.processes_of(sandbox)]
+        found += [f"namespace {name}" for name in os.listdir("/run/netns") if sandbox in name]
+        found += [f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if sandbox in line]
+        for top in ("/sys/fs/cgroup", self.settings.data_dir, self.settings.run_dir):
+            for directory, names, files in os.walk(top):
+                found += [f"file {directory}/{name}" for name in (*names, *files) if sandbox in name]
+                if directory.endswith("/disks"):
+                    names.remove("templates")
+                elif directory.endswith("/disks/machines"):
+                    names.clear()
+        return found
+
+    def memory_mib(self, name: str) -> float:
+        """Resident memory of broker, node or api."""
+        status = Path(f"/proc/{self.pid(name)}/status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) / 1024
+
     def strays(self, what: str = "machines") -> list[str]:
         """What sandboxes (`machines`) or the whole installation (`all`) have on this host, a line each."""
         done = subprocess.run(
