@@ -20,8 +20,22 @@ if TYPE_CHECKING:
     from space.guest.groups import Group
 
 PATH_DEFAULT = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Python ignores these for itself; a program must not inherit that."""
+_RESET_SIGNALS = tuple(
+    signal.Signals[name]
+    for name in (
+        "SIGHUP",
+        "SIGINT",
+        "SIGQUIT",
+        "SIGPIPE",
+        "SIGTERM",
+        "SIGCHLD",
+        "SIGTSTP",
+        "SIGTTIN",
+        "SIGTTOU",
+        "SIGXFSZ",
+    )
+)
+"""Some the agent ignores, some whoever started it may have; a program starts with none of them ignored."""
 
 
 class Program:
