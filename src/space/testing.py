@@ -176,6 +176,7 @@ class _Keeper:
         self._paused = False
         self._parked: socket.socket | None = None
         self._image: int | None = None
+        self._cut_off = False
 
     def run(self) -> None:
         """Leave the starter's process behind, start the agent, and serve until it ends."""
@@ -195,7 +196,11 @@ class _Keeper:
         self._in, self._out = _Pump(0, into[1]), _Pump(out_of[0], 1)
         for descriptor in (0, into[1], out_of[0], 1):
             os.set_blocking(descriptor, False)
-        while self._agent.poll() is None and (self._image is None or os.fstat(self._image).st_nlink):
+        while self._agent.poll() is None:
+            if self._image is not None and not os.fstat(self._image).st_nlink:
+                if self._cut_off:
+                    break
+                self._forget_image()
             self._turn()
         self._end()
 
@@ -252,6 +257,7 @@ class _Keeper:
             return
         self._listening.close()
         self._listening = self._parked
+        self._cut_off = True
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null, 1)
@@ -263,6 +269,7 @@ class _Keeper:
             os.set_blocking(number, False)
             os.close(descriptor)
         self._listening = _listen(message["as"])
+        self._cut_off = False
         self._do_resume(message, [])
 
     def _forget_image(self) -> None:

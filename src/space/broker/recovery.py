@@ -13,7 +13,7 @@ from space.broker.journal import RESIDENT, Entry, Phase
 from space.broker.machines import Machines
 from space.drivers import processes
 from space.drivers.base import Driver, MachineState, Need
-from space.errors import SpaceError
+from space.errors import HostError, SpaceError
 from space.model import ids
 
 SETTLE_S = 120.0
@@ -81,8 +81,9 @@ async def _sweep_storage(machines: Machines, drivers: dict[str, Driver], damaged
         for name in _strays(host.disks.known(), set(machines.entries) | damaged):
             await host.disks.delete(name)
         await host.templates.sweep()
-    suspended = {name for name, entry in machines.entries.items() if entry.phase is Phase.SUSPENDED} | damaged
-    for name in _strays({path.name.removesuffix(".tmp") for path in host.snapshots.iterdir()}, suspended):
+    imageless = _AT_REST - {Phase.SUSPENDED} | RESIDENT
+    may_have_image = {name for name, entry in machines.entries.items() if entry.phase not in imageless} | damaged
+    for name in _strays({path.name.removesuffix(".tmp") for path in host.snapshots.iterdir()}, may_have_image):
         await host.drop_image(name)
 
 
@@ -119,14 +120,20 @@ async def _came_up(machines: Machines, entry: Entry) -> bool:
 
 async def _finish_or_undo_suspend(machines: Machines, entry: Entry) -> None:
     """The image's final name is the point of no return."""
-    image = machines.host.image(entry.machine)
-    if image.is_dir():
-        await machines.driver(entry.driver).check_image(image)
+    if await _has_image(machines, entry):
         await machines.finish_suspend(entry)
     else:
         await machines.continue_unsuspended(entry)
         if (now := machines.entries[entry.machine]).phase in RESIDENT and now.process:
             machines.watch(entry.machine, now.process)
+
+
+async def _has_image(machines: Machines, entry: Entry) -> bool:
+    try:
+        await machines.driver(entry.driver).check_image(machines.host.image(entry.machine))
+    except HostError:
+        return False
+    return True
 
 
 async def _boot_or_erase(machines: Machines, entry: Entry) -> None:

@@ -149,20 +149,8 @@ class Broker:
             case Boot():
                 async with self._at_rest(machines, request.machine, VERB_S_DEFAULT):
                     return await machines.boot(request)
-            case OfMachine(verb="inspect"):
-                return await machines.inspect(request.machine)
             case OfMachine():
-                verbs = {
-                    "pause": machines.pause,
-                    "resume": machines.resume,
-                    "suspend": machines.suspend,
-                    "wake": machines.wake,
-                    "stop": machines.stop,
-                    "start": machines.start,
-                    "destroy": machines.destroy,
-                }
-                async with self._at_rest(machines, request.machine, VERB_S.get(request.verb, VERB_S_DEFAULT)):
-                    return await verbs[request.verb](request.machine)
+                return await self._of_machine(machines, request)
             case OfHost(verb="machines"):
                 return await machines.all()
             case OfHost(verb="templates"):
@@ -171,6 +159,24 @@ class Broker:
             case OfHost():
                 async with asyncio.timeout(VERB_S_DEFAULT):
                     return [asdict(check) for check in await doctor.examine(self._settings)]
+
+    async def _of_machine(self, machines: Machines, request: OfMachine) -> dict[str, Any]:
+        machine = request.machine
+        if request.verb == "inspect":
+            return await machines.inspect(machine)
+        if request.verb == "destroy":  # legal in every state, so nothing needs settling first
+            async with machines.locked(machine, VERB_S_DEFAULT):
+                return await machines.destroy(machine)
+        verbs = {
+            "pause": machines.pause,
+            "resume": machines.resume,
+            "suspend": machines.suspend,
+            "wake": machines.wake,
+            "stop": machines.stop,
+            "start": machines.start,
+        }
+        async with self._at_rest(machines, machine, VERB_S.get(request.verb, VERB_S_DEFAULT)):
+            return await verbs[request.verb](machine)
 
     @asynccontextmanager
     async def _at_rest(self, machines: Machines, machine_id: str, timeout_s: float) -> AsyncGenerator[None]:
