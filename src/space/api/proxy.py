@@ -53,16 +53,13 @@ class PassedOn(Response):
     async def _stream(self, send: Send) -> None:
         try:
             async with self._node.pass_on(self._method, self._path, self._headers, self._body) as response:
-                await send(
-                    {
-                        "type": "http.response.start",
-                        "status": response.status,
-                        "headers": _kept(response),
-                    }
-                )
+                await send({"type": "http.response.start", "status": response.status, "headers": _kept(response)})
+                left = response.content_length
                 while chunk := await response.content.readany():
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    left = None if left is None else left - len(chunk)
+                    await send({"type": "http.response.body", "body": chunk, "more_body": left != 0})
+                if left != 0:
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
         except ClientDisconnect:
             return
 

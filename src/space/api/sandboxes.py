@@ -157,7 +157,8 @@ async def _accepted(control: Control, sandbox: Sandbox, operation: Operation, se
     status, headers = 202, {}
     if seconds > 0:
         headers["Preference-Applied"] = f"wait={seconds:g}"
-        operation = await operations.wait(control, sandbox.project_id, operation.id, seconds)
+        operation, left = await operations.wait_both(control, sandbox.project_id, operation.id, seconds)
+        sandbox = left or sandbox
         sandbox = await wait_ready(control, sandbox, operation, ends - asyncio.get_running_loop().time())
     if operation.state == OperationState.SUCCEEDED and _is_there(sandbox, operation):
         status = done if seconds > 0 else 202

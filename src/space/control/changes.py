@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Generator
+from typing import Any
 
 POLL_S = 1.0
 
@@ -16,22 +17,22 @@ class Changes:
     """Wake-ups by topic; a topic is the id of an operation or a project."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._waiting: dict[str, set[Watch]] = {}
 
-    def notify(self, *topics: str) -> None:
-        for topic in topics:
-            for woken in self._waiting.get(topic, ()):
-                woken.set()
+    def notify(self, topic: str, news: Any = None) -> None:
+        """Wake who watches a topic. ``news`` is what has become of it, and spares them a look at the store."""
+        for watch in self._waiting.get(topic, ()):
+            watch.tell(news)
 
     @contextlib.contextmanager
     def watch(self, topic: str) -> Generator["Watch"]:
         """Watch a topic. Begin before the first look at the store: what changes in between is not missed then."""
-        woken = asyncio.Event()
-        self._waiting.setdefault(topic, set()).add(woken)
+        watch = Watch()
+        self._waiting.setdefault(topic, set()).add(watch)
         try:
-            yield Watch(woken)
+            yield watch
         finally:
-            self._waiting[topic].discard(woken)
+            self._waiting[topic].discard(watch)
             if not self._waiting[topic]:
                 del self._waiting[topic]
 
@@ -39,8 +40,14 @@ class Changes:
 class Watch:
     """One waiter's view of a topic."""
 
-    def __init__(self, woken: asyncio.Event) -> None:
-        self._woken = woken
+    def __init__(self) -> None:
+        self._woken = asyncio.Event()
+        self.news: Any = None
+        """What was last told."""
+
+    def tell(self, news: Any) -> None:
+        self.news = news
+        self._woken.set()
 
     async def wait(self, timeout_s: float) -> float:
         """Return at the next change, or after ``timeout_s`` or ``POLL_S``; the result is the seconds it took."""

@@ -8,8 +8,10 @@ from space.control.changes import Changes
 from space.control.keys import Keyring
 from space.control.leases import Leases
 from space.control.nodes import Node
+from space.control.recent import Recent
 from space.control.tokens import Signer
 from space.control.usage import History
+from space.model.template import Reference, Template
 from space.settings import Settings
 from space.store.database import Database
 
@@ -31,6 +33,8 @@ class Control:
     keyring: Keyring = field(init=False)
     leases: Leases = field(init=False)
     history: History = field(default_factory=History)
+    running: Recent = field(default_factory=Recent)
+    templates: dict[Reference, tuple[Template, float]] = field(default_factory=dict[Reference, tuple[Template, float]])
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keyring", Keyring(self.store, self.now))

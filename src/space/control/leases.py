@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from space.model.operation import Operation, OperationState
+from space.model.sandbox import Sandbox
 
 SEATS = 32
 LEASE_S = 30.0
@@ -24,9 +25,10 @@ class Leases:
 
     def __init__(self, now: Callable[[], datetime], seats: int = SEATS) -> None:
         self.owner = _identity("self")
-        self.handed_over: asyncio.Queue[Operation] = asyncio.Queue()
+        self.handed_over: asyncio.Queue[tuple[Operation, Sandbox]] = asyncio.Queue()
         self.running: dict[str, asyncio.Task[None]] = {}
         self._pending = asyncio.Event()
+        self._backlog = False
         self._now = now
         self._free = seats
 
@@ -55,11 +57,17 @@ class Leases:
 
     def give_back(self) -> None:
         self._free += 1
-        self.wake()
+        if self._backlog:
+            self._pending.set()
 
     def wake(self) -> None:
-        """Say that there may be something to claim."""
+        """Say that something waits in the store for a seat."""
+        self._backlog = True
         self._pending.set()
+
+    def claimed(self, count: int, limit: int) -> None:
+        """Note how many operations were claimed of the ``limit`` that there were seats for."""
+        self._backlog = count >= limit
 
     async def wait_for_pending(self, timeout_s: float) -> None:
         """Return when ``wake`` was called since the last return, or after ``timeout_s``."""
@@ -95,12 +103,13 @@ class Seat:
             lease_until=self._leases.until(),
         )
 
-    def start(self, operation: Operation) -> None:
-        """Hand an operation that is in the store now to the runner; it gives the seat back."""
+    def start(self, operation: Operation, sandbox: Sandbox) -> None:
+        """Hand an operation that is in the store now to the runner, with its sandbox; it gives the seat back."""
         if self.taken:
             self.taken = False
-            self._leases.handed_over.put_nowait(operation)
-        self._leases.wake()
+            self._leases.handed_over.put_nowait((operation, sandbox))
+        else:
+            self._leases.wake()
 
 
 def is_dead(owner: str) -> bool:

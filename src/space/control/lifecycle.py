@@ -61,9 +61,13 @@ class Outcome:
     values: Mapping[str, Any] | None = None
 
 
-async def carry_out(control: Control, operation: Operation) -> Operation | None:
-    """Bring an operation that is leased to this process to its end; None when the lease was lost meanwhile."""
-    sandbox = await control.store.read(lambda connection: sandboxes.get(connection, operation.sandbox_id))
+async def carry_out(control: Control, operation: Operation, sandbox: Sandbox | None = None) -> Operation | None:
+    """Bring an operation that is leased to this process to its end; None when the lease was lost meanwhile.
+
+    ``sandbox`` is its sandbox where the caller has just written both; else it is read.
+    """
+    if sandbox is None:
+        sandbox = await control.store.read(lambda connection: sandboxes.get(connection, operation.sandbox_id))
     verb: str = operation.request["verb"]
     if sandbox is None or sandbox.operation_id != operation.id or sandbox.state != TRANSITIONS[verb].passing:
         return await _apply(control, operation, None)
@@ -248,25 +252,29 @@ async def _apply(control: Control, operation: Operation, outcome: Outcome | None
     """Write down what became of the operation and its sandbox; without an outcome it had nothing left to do."""
     now = control.now()
 
-    def record(connection: Connection) -> Operation | None:
+    def record(connection: Connection) -> tuple[Operation | None, Sandbox | None]:
         # Read again: what is no part of the lifecycle, the deadline above all, may have been changed meanwhile.
         sandbox = sandboxes.get(connection, operation.sandbox_id, lock=True)
         if outcome is None or sandbox is None or sandbox.operation_id != operation.id:
             # Somebody's delete has taken the sandbox over.
-            return operations.finish(connection, operation, OperationState.CANCELLED, now=now)
+            return operations.finish(connection, operation, OperationState.CANCELLED, now=now), sandbox
         finished = operations.finish(
             connection, operation, outcome.operation, now=now, error=outcome.error, timings=outcome.timings
         )
-        if finished is None or transitions.move(connection, sandbox, now, **_row(sandbox, outcome, now)) is None:
+        moved = None
+        if finished is not None:
+            moved = transitions.move(connection, sandbox, now, **_row(sandbox, outcome, now))
+        if moved is None:
             raise _LeaseLostError
-        return finished
+        return finished, moved
 
     try:
-        finished = await control.store.write(record)
+        finished, moved = await control.store.write(record)
     except _LeaseLostError:
         # Another runner carries on; it will find what this one has done.
         return None
-    control.changes.notify(operation.id, operation.project_id)
+    control.changes.notify(operation.id, news=(finished, moved))
+    control.changes.notify(operation.project_id)
     return finished
 
 

@@ -56,11 +56,20 @@ async def page(
 
 async def wait(control: Control, project_id: str, operation_id: str, timeout_s: float) -> Operation:
     """Return the operation once it has ended, or as it is after ``timeout_s``."""
+    return (await wait_both(control, project_id, operation_id, timeout_s))[0]
+
+
+async def wait_both(
+    control: Control, project_id: str, operation_id: str, timeout_s: float
+) -> tuple[Operation, Sandbox | None]:
+    """As ``wait``, with the sandbox as the operation left it, when that happened in this process and just now."""
     ends = asyncio.get_running_loop().time() + min(timeout_s, WAIT_S_MAX)
     with control.changes.watch(operation_id) as watch:
         while True:
             operation = await get(control, project_id, operation_id)
             left = ends - asyncio.get_running_loop().time()
             if operation.state in FINISHED or left <= 0:
-                return operation
+                return operation, None
             await watch.wait(left)
+            if watch.news is not None and watch.news[0] is not None:
+                return watch.news

@@ -13,6 +13,7 @@ from space.control.leases import RENEW_S, is_dead
 from space.control.lifecycle import carry_out
 from space.errors import SpaceError
 from space.model.operation import Operation
+from space.model.sandbox import Sandbox
 from space.store import operations
 
 log = structlog.get_logger(__name__)
@@ -42,7 +43,8 @@ class Runner:
 
     async def _take_handed_over(self, group: asyncio.TaskGroup) -> None:
         while True:
-            self._start(group, await self._leases.handed_over.get())
+            operation, sandbox = await self._leases.handed_over.get()
+            self._start(group, operation, sandbox)
 
     async def _claim(self, group: asyncio.TaskGroup) -> None:
         """Lease what is waiting in the store, as far as there are seats; then wait for more."""
@@ -50,6 +52,7 @@ class Runner:
         if leases.free > 0:
             known = await control.store.read(operations.owners)
             dead = {owner for owner in known if owner != leases.owner and is_dead(owner)}
+            limit = leases.free
             claimed = await control.store.write(
                 lambda connection: operations.claim(
                     connection,
@@ -58,22 +61,23 @@ class Runner:
                     until=leases.until(),
                     dead_owners=dead,
                     besides=set(leases.running),
-                    limit=max(leases.free, 0),
+                    limit=limit,
                 )
             )
+            leases.claimed(len(claimed), limit)
             for operation in claimed:
                 leases.take()
                 self._start(group, operation)
         await leases.wait_for_pending(POLL_S)
 
-    def _start(self, group: asyncio.TaskGroup, operation: Operation) -> None:
-        task = group.create_task(self._carry_out(operation))
+    def _start(self, group: asyncio.TaskGroup, operation: Operation, sandbox: Sandbox | None = None) -> None:
+        task = group.create_task(self._carry_out(operation, sandbox))
         self._leases.running[operation.id] = task
 
-    async def _carry_out(self, operation: Operation) -> None:
+    async def _carry_out(self, operation: Operation, sandbox: Sandbox | None) -> None:
         leases = self._leases
         try:
-            ended = await carry_out(self._control, operation)
+            ended = await carry_out(self._control, operation, sandbox)
             if ended is not None:
                 self._finished(ended)
         except SpaceError as error:

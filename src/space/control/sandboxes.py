@@ -89,7 +89,7 @@ async def request_create(
 
         result = await control.store.write(record)
         if result[1].id == operation.id:
-            seat.start(operation)
+            seat.start(operation, made)
             control.changes.notify(project_id)
     return result
 
@@ -121,8 +121,9 @@ async def request(
 
         sandbox, operation = await control.store.write(record)
         if operation.id == operation_id and operation.state not in FINISHED:
-            seat.start(operation)
-        control.changes.notify(project_id, operation.id)
+            seat.start(operation, sandbox)
+        control.changes.notify(project_id)
+        control.changes.notify(operation.id)
     return sandbox, operation
 
 

@@ -1,5 +1,6 @@
 """Templates, as the node has them. The store keeps a copy so that names resolve while the node restarts."""
 
+import time
 from typing import Any
 
 from space.control.control import Control
@@ -7,12 +8,16 @@ from space.errors import HostError, InvalidRequest, NotFound, SpaceError
 from space.model.template import Reference, Template, parse_reference
 from space.store import templates
 
+# How long a name's digest is remembered: the list itself is the node's of up to half a minute ago.
+REMEMBER_S = 5.0
+
 
 async def synchronise(control: Control) -> None:
     """Make the store's list of templates the node's."""
     now = control.now()
     present = [_template(item, now) for item in await control.node.templates()]
     await control.store.write(lambda connection: templates.replace(connection, present))
+    control.templates.clear()
 
 
 async def resolve(control: Control, text: str) -> Template:
@@ -42,8 +47,12 @@ async def page(control: Control, *, after: tuple[str, str] | None, limit: int) -
 
 
 async def _find(control: Control, reference: Reference) -> Template | None:
+    known = control.templates.get(reference)
+    if known is not None and known[1] > time.monotonic():
+        return known[0]
     found = await control.store.read(lambda connection: templates.find(connection, reference))
     if found is not None:
+        control.templates[reference] = (found, time.monotonic() + REMEMBER_S)
         return found
     # It may have been built a moment ago.
     try:

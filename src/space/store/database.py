@@ -39,6 +39,8 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self._backend = _backend(url)
+        self.generation = 0
+        """Counts this process's writes, at start and end: what was read under another number may be out of date."""
 
     async def read(self, transaction: Transaction[Result]) -> Result:
         """Run ``transaction`` on a view of one moment. Raises ``Unavailable`` when the database does not answer."""
@@ -49,7 +51,11 @@ class Database:
 
         A caller that is cancelled meanwhile does not know which; the transaction itself is whole either way.
         """
-        return await _bounded(self._backend.write, transaction)
+        self.generation += 1
+        try:
+            return await _bounded(self._backend.write, transaction)
+        finally:
+            self.generation += 1
 
     async def migrate(self) -> None:
         """Bring the schema to this version's, or raise ``HostError`` when it is a later version's."""
