@@ -130,7 +130,7 @@ class Installation:
     def leftovers_of(self, sandbox: str) -> list[str]:
         """Everything on this host that bears a sandbox's id: processes, cgroups, namespaces, mounts, sockets, files."""
         found = [f"process {pid}" for pid in self.processes_of(sandbox)]
-        found += [f"namespace {name}" for name in os.listdir("/run/netns") if sandbox in name]
+        found += [f"namespace {name}" for name in Path("/run/netns").iterdir() if sandbox in name.name]
         found += [f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if sandbox in line]
         for top in ("/sys/fs/cgroup", self.settings.data_dir, self.settings.run_dir):
             for directory, names, files in os.walk(top):
