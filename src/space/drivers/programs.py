@@ -29,7 +29,8 @@ ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:
 log = structlog.get_logger()
 
 _CLONE_FS, _CLONE_NEWNS, _CLONE_NEWNET = 0x200, 0x20000, 0x40000000
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 8, 4096, 16384, 1 << 18
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
+_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 
 # Joins every cgroup named before "--" (0 means the writer), then becomes the program. Data only ever arrives as
 # arguments.
@@ -57,6 +58,8 @@ class Confinement:
     """(file, target) pairs bind-mounted in a mount namespace of the program's own."""
     hidden: tuple[Path, ...] = ()
     """Directories covered by an empty tmpfs in that namespace."""
+    read_only: tuple[Path, ...] = ()
+    """Directories that are read-only in that namespace, and in every bind mount made of them there."""
 
 
 async def run(
@@ -204,7 +207,7 @@ def _enter(within: Confinement) -> None:
             _call("setns", netns, _CLONE_NEWNET)
         finally:
             os.close(netns)
-    if within.over or within.hidden:
+    if within.over or within.hidden or within.read_only:
         # SAFETY: the mounts below are made in a namespace of this thread's own, private first, so that none reaches
         # the host. The network namespace comes first because /proc/sys/net shows that of the caller.
         _call("unshare", _CLONE_NEWNS | _CLONE_FS)
@@ -213,6 +216,9 @@ def _enter(within: Confinement) -> None:
             _mount("none", directory, "tmpfs", _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
         for file, target in within.over:
             _mount(str(file), target, None, _MS_BIND)
+        for directory in within.read_only:
+            _mount(str(directory), directory, None, _MS_BIND)
+            _mount(None, directory, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
 
 
 def _mount(source: str | None, target: Path, kind: str | None, flags: int) -> None:

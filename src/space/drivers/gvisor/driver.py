@@ -200,6 +200,9 @@ class GVisorDriver:
             # presence of /proc/sys/net/core/rmem_default for a sign that it runs in the host's network namespace.
             over=((bundle / "meminfo", processes.PROC / "meminfo"),),
             hidden=(processes.PROC / "sys/net/core",),
+            # The spec's "ro" is a flag in the guest's kernel alone, which the guest's root can take away by a remount;
+            # runsc's own bind mount of the directory is writable unless its source is not.
+            read_only=(Path((bundle / "guest").read_text()),),
         )
         argv = [*self._base(bundle / "log"), *verb, f"-bundle={bundle}", f"-pid-file={bundle / 'pid'}", machine.id]
         # SAFETY: argv holds fixed words, the broker's own paths and an id that matched its pattern; the guest's bytes
