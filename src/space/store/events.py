@@ -3,25 +3,26 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from space.model.project import Event
 from space.store.tables import events, projects
 
+# Statements are built once: building one takes longer than SQLite takes to carry it out.
+_ADD = insert(events)
+_NEXT = (
+    update(projects)
+    .where(projects.c.id == bindparam("project"))
+    .values(last_event=projects.c.last_event + 1)
+    .returning(projects.c.last_event)
+)
+
 
 def add(connection: Connection, project_id: str, kind: str, data: dict[str, Any], now: datetime) -> int:
     """Add an event with the project's next number, and return that. Call it last: it locks the project's row."""
-    number = (
-        connection.execute(
-            update(projects)
-            .where(projects.c.id == project_id)
-            .values(last_event=projects.c.last_event + 1)
-            .returning(projects.c.last_event)
-        )
-    ).scalar_one()
-    connection.execute(
-        insert(events).values(project_id=project_id, number=number, kind=kind, data=data, created_at=now)
-    )
+    number: int = connection.execute(_NEXT, {"project": project_id}).scalar_one()
+    row = {"project_id": project_id, "number": number, "kind": kind, "data": data, "created_at": now}
+    connection.execute(_ADD, row)
     return number
 
 

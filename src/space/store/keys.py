@@ -3,12 +3,14 @@
 from dataclasses import asdict, replace
 from datetime import datetime
 
-from sqlalchemy import Connection, RowMapping, insert, or_, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, insert, or_, select, update
 
 from space.model.project import Key, Role
 from space.store.paging import Position, newest_first
 from space.store.rows import arguments
 from space.store.tables import keys
+
+_BY_HASH = select(keys).where(keys.c.hash == bindparam("digest"))
 
 
 def add(connection: Connection, key: Key) -> None:
@@ -22,7 +24,7 @@ def get(connection: Connection, key_id: str) -> Key | None:
 
 def by_hash(connection: Connection, digest: str) -> Key | None:
     """Return the key with that SHA-256, revoked ones included."""
-    row = connection.execute(select(keys).where(keys.c.hash == digest)).mappings().one_or_none()
+    row = connection.execute(_BY_HASH, {"digest": digest}).mappings().one_or_none()
     return None if row is None else _key(row)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields, replace
 from datetime import datetime
 
-from sqlalchemy import Connection, RowMapping, and_, func, insert, literal, or_, select, update
+from sqlalchemy import Connection, RowMapping, and_, bindparam, func, insert, literal, or_, select, update
 
 from space.model.operation import Operation, OperationState
 from space.model.sandbox import Failure
@@ -12,15 +12,29 @@ from space.store.paging import Position, newest_first
 from space.store.rows import arguments
 from space.store.tables import Time, operations
 
-_COLUMNS = [operations.c[field.name] for field in fields(Operation)]
+_NAMES = tuple(field.name for field in fields(Operation))
+_COLUMNS = [operations.c[name] for name in _NAMES]
+# Statements are built once: building one takes longer than SQLite takes to carry it out.
+_ADD = insert(operations)
+_GET = select(*_COLUMNS).where(operations.c.id == bindparam("wanted"))
+_FINISH = (
+    update(operations)
+    .where(
+        operations.c.id == bindparam("seen_id"),
+        operations.c.state == bindparam("seen_state"),
+        operations.c.lease_owner.is_not_distinct_from(bindparam("seen_owner")),
+    )
+    .returning(*_COLUMNS)
+)
 
 
 def add(connection: Connection, operation: Operation) -> None:
-    connection.execute(insert(operations).values(asdict(operation)))
+    row = {name: getattr(operation, name) for name in _NAMES}
+    connection.execute(_ADD, row | {"error": None if operation.error is None else asdict(operation.error)})
 
 
 def get(connection: Connection, operation_id: str) -> Operation | None:
-    row = connection.execute(select(*_COLUMNS).where(operations.c.id == operation_id)).mappings().one_or_none()
+    row = connection.execute(_GET, {"wanted": operation_id}).mappings().one_or_none()
     return None if row is None else _operation(row)
 
 
@@ -131,29 +145,16 @@ def finish(
     timings: Mapping[str, float] | None = None,
 ) -> Operation | None:
     """End an operation if it has not ended and its lease still is ``operation``'s; None when that is not so."""
-    row = (
-        (
-            connection.execute(
-                update(operations)
-                .where(
-                    operations.c.id == operation.id,
-                    operations.c.state == operation.state,
-                    operations.c.lease_owner.is_not_distinct_from(operation.lease_owner),
-                )
-                .values(
-                    state=state,
-                    error=None if error is None else asdict(error),
-                    timings=dict(timings or {}),
-                    finished_at=now,
-                    lease_owner=None,
-                    lease_until=None,
-                )
-                .returning(*_COLUMNS)
-            )
-        )
-        .mappings()
-        .one_or_none()
-    )
+    found = {"seen_id": operation.id, "seen_state": operation.state, "seen_owner": operation.lease_owner}
+    values = {
+        "state": state,
+        "error": None if error is None else asdict(error),
+        "timings": dict(timings or {}),
+        "finished_at": now,
+        "lease_owner": None,
+        "lease_until": None,
+    }
+    row = connection.execute(_FINISH, found | values).mappings().one_or_none()
     return None if row is None else _operation(row)
 
 

@@ -5,19 +5,34 @@ from dataclasses import asdict, fields, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, and_, delete, exists, func, insert, or_, select, update
+from sqlalchemy import Connection, RowMapping, and_, bindparam, delete, exists, func, insert, or_, select, update
 
 from space.model.sandbox import Failure, Resources, Sandbox, State
 from space.store.paging import Position, newest_first
 from space.store.rows import arguments
 from space.store.tables import sandbox_metadata, sandboxes
 
-_COLUMNS = [sandboxes.c[field.name] for field in fields(Sandbox)]
+_NAMES = tuple(field.name for field in fields(Sandbox))
+_COLUMNS = [sandboxes.c[name] for name in _NAMES]
+# Statements are built once: building one takes longer than SQLite takes to carry it out.
+_ADD = insert(sandboxes)
+_GET = select(*_COLUMNS).where(sandboxes.c.id == bindparam("wanted"))
+_GET_LOCKED = _GET.with_for_update()
+_MOVE = (
+    update(sandboxes)
+    .where(
+        sandboxes.c.id == bindparam("seen_id"),
+        sandboxes.c.state == bindparam("seen_state"),
+        sandboxes.c.operation_id.is_not_distinct_from(bindparam("seen_operation")),
+    )
+    .returning(*_COLUMNS)
+)
+_COUNT = select(sandboxes.c.state, func.count()).where(sandboxes.c.state != State.DELETED).group_by(sandboxes.c.state)
 DEADLINE_STATES = (State.RUNNING, State.PAUSED)
 
 
 def add(connection: Connection, sandbox: Sandbox) -> None:
-    connection.execute(insert(sandboxes).values(_values(asdict(sandbox))))
+    connection.execute(_ADD, _values({name: getattr(sandbox, name) for name in _NAMES}))
     _add_metadata(connection, sandbox.id, sandbox.metadata)
 
 
@@ -26,10 +41,8 @@ def get(connection: Connection, sandbox_id: str, *, lock: bool = False) -> Sandb
 
     With ``lock`` nobody else changes the row before this transaction ends (in SQLite a writer is alone anyway).
     """
-    query = select(*_COLUMNS).where(sandboxes.c.id == sandbox_id)
-    if lock:
-        query = query.with_for_update()
-    row = connection.execute(query).mappings().one_or_none()
+    query = _GET_LOCKED if lock else _GET
+    row = connection.execute(query, {"wanted": sandbox_id}).mappings().one_or_none()
     return None if row is None else _sandbox(row)
 
 
@@ -65,10 +78,7 @@ def all_present(connection: Connection) -> dict[str, Sandbox]:
 
 
 def count_by_state(connection: Connection) -> dict[str, int]:
-    rows = connection.execute(
-        select(sandboxes.c.state, func.count()).where(sandboxes.c.state != State.DELETED).group_by(sandboxes.c.state)
-    )
-    return {row[0]: row[1] for row in rows}
+    return {row[0]: row[1] for row in connection.execute(_COUNT)}
 
 
 def due(connection: Connection, now: datetime, limit: int) -> list[Sandbox]:
@@ -90,17 +100,8 @@ def due(connection: Connection, now: datetime, limit: int) -> list[Sandbox]:
 
 def move(connection: Connection, seen: Sandbox, **values: Any) -> Sandbox | None:
     """Change a sandbox if it still is in the state and under the operation that ``seen`` has; None when it is not."""
-    query = (
-        update(sandboxes)
-        .where(
-            sandboxes.c.id == seen.id,
-            sandboxes.c.state == seen.state,
-            sandboxes.c.operation_id.is_not_distinct_from(seen.operation_id),
-        )
-        .values(_values(values))
-        .returning(*_COLUMNS)
-    )
-    row = connection.execute(query).mappings().one_or_none()
+    found = {"seen_id": seen.id, "seen_state": seen.state, "seen_operation": seen.operation_id}
+    row = connection.execute(_MOVE, found | _values(values)).mappings().one_or_none()
     return None if row is None else _sandbox(row)
 
 
