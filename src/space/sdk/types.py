@@ -347,7 +347,7 @@ class ApiKey:
     id: str
     name: str | None = None
     created_at: datetime | None = None
-    revoked_at: datetime | None = None
+    last_used_at: datetime | None = None
     key: str | None = field(default=None, repr=False)
     raw: Json = field(default_factory=dict, repr=False, compare=False)
 
@@ -357,7 +357,7 @@ class ApiKey:
             id=data["id"],
             name=data.get("name"),
             created_at=parse_time(data.get("created_at")),
-            revoked_at=parse_time(data.get("revoked_at")),
+            last_used_at=parse_time(data.get("last_used_at")),
             key=data.get("key"),
             raw=data,
         )

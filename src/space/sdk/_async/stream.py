@@ -7,6 +7,7 @@ frames until it is there; while one does so, others wait for what it finds.
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from space.errors import InvalidRequest, SpaceError, Unavailable
 from space.sdk._async.dataplane import AsyncDataPlane
@@ -95,7 +96,7 @@ class AsyncCommandStream:
                 async with self._sending:
                     await socket.send(frame)
             except Disconnected:
-                await self._drop(socket)
+                await self._until(lambda lost=socket: self._socket is not lost or self._attachment.exit is not None)
             else:
                 return
 
@@ -181,9 +182,9 @@ class AsyncCommandStream:
                 await self._send_stdin(self._socket)
 
     async def _send_stdin(self, socket: Socket) -> None:
-        try:
+        # A connection that takes nothing more may still have something to give, the exit record perhaps: only whoever
+        # receives lets go of it. What was not made safe is sent again on the next one.
+        with suppress(Disconnected):
             async with self._sending:
                 while (frame := self._attachment.next_frame()) is not None:
                     await socket.send(frame)
-        except Disconnected:
-            await self._drop(socket)

@@ -8,6 +8,7 @@ frames until it is there; while one does so, others wait for what it finds.
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from space.errors import InvalidRequest, SpaceError, Unavailable
 from space.sdk._sync.dataplane import DataPlane
@@ -96,7 +97,7 @@ class CommandStream:
                 with self._sending:
                     socket.send(frame)
             except Disconnected:
-                self._drop(socket)
+                self._until(lambda lost=socket: self._socket is not lost or self._attachment.exit is not None)
             else:
                 return
 
@@ -182,9 +183,9 @@ class CommandStream:
                 self._send_stdin(self._socket)
 
     def _send_stdin(self, socket: Socket) -> None:
-        try:
+        # A connection that takes nothing more may still have something to give, the exit record perhaps: only whoever
+        # receives lets go of it. What was not made safe is sent again on the next one.
+        with suppress(Disconnected):
             with self._sending:
                 while (frame := self._attachment.next_frame()) is not None:
                     socket.send(frame)
-        except Disconnected:
-            self._drop(socket)

@@ -1,0 +1,78 @@
+"""`space run`."""
+
+import sys
+from typing import Annotated, Any, cast
+
+import typer
+
+from space.cli import streaming, terminal
+from space.cli.exec_ import start
+from space.cli.failures import PLATFORM, fail, program_status
+from space.cli.targets import (
+    CpusOption,
+    CwdOption,
+    DiskOption,
+    EnvOption,
+    MemoryOption,
+    MetadataOption,
+    NameOption,
+    NoStdinOption,
+    ProgramArgument,
+    TimeoutOption,
+    TtyOption,
+    UserOption,
+    open_client,
+    pairs,
+)
+from space.errors import SpaceError
+
+
+def run(
+    template: Annotated[str, typer.Argument(metavar="TEMPLATE", help="The template to start from.")],
+    program: ProgramArgument,
+    name: NameOption = None,
+    metadata: MetadataOption = [],
+    env: EnvOption = [],
+    user: UserOption = None,
+    cwd: CwdOption = None,
+    timeout: TimeoutOption = None,
+    cpus: CpusOption = None,
+    memory: MemoryOption = None,
+    disk: DiskOption = None,
+    no_stdin: NoStdinOption = False,
+    tty: TtyOption = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the sandbox; its id goes to standard error.")] = False,
+) -> None:
+    """Run a program in a fresh sandbox, and delete the sandbox.
+
+    Its output is passed on as it comes; standard input too, when that is a pipe or a file. The status is the program's
+    own; 128 + N when signal N ended it, 124 when --timeout did, 125 when SPACE failed, 127 when there is no such
+    program.
+    """
+    from space import Sandbox
+
+    options: dict[str, Any] = {
+        "name": name,
+        "metadata": pairs(metadata, "--metadata") or None,
+        "cpus": cpus,
+        "memory_mib": memory,
+        "disk_mib": disk,
+    }
+    variables = pairs(env, "--env")
+    try:
+        with open_client() as client, cast("Any", Sandbox.create)(template, client=client, **options) as sandbox:
+            if keep:
+                sandbox.detach()
+                print(f"space: {sandbox.id}", file=sys.stderr)
+            stdin = not no_stdin and streaming.stdin_is_for_programs()
+            command = start(
+                sandbox, program, stdin=stdin, tty=tty, env=variables, user=user, cwd=cwd, timeout_s=timeout
+            )
+            if tty:
+                terminal.hand_over(command)
+                status = command.exit.status if command.exit else PLATFORM
+            else:
+                status = streaming.run_through(command, stdin=stdin)
+    except SpaceError as error:
+        fail(error, program_status(error))
+    raise typer.Exit(status)

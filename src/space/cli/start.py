@@ -1,0 +1,17 @@
+"""`space start`."""
+
+from typing import Annotated
+
+import typer
+
+from space.cli.lifecycle import change
+from space.cli.targets import JsonOption, SandboxArguments
+
+
+def start(
+    sandboxes: SandboxArguments,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Print the operation's id at once.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Boot stopped sandboxes afresh on their disks."""
+    change(sandboxes, "start", as_json=as_json, wait=not no_wait)
