@@ -58,6 +58,7 @@ class Peer:
     exits: dict[str, dict[str, Any]] = field(default_factory=dict)
     replies: dict[int, Replied] = field(default_factory=dict)
     welcome: dict[str, Any] | None = None
+    adopts: dict[str, dict[str, bytes]] = field(default_factory=dict)
     out_of_step: int = 0
     count: int = 0
     keep: bool = True
@@ -115,8 +116,20 @@ class Peer:
             self.replies[event.number] = event
         elif isinstance(event, Welcomed):
             self.welcome = dict(event.welcome)
+            for command in event.welcome["commands"]:
+                self._adopt(command["streams"], self.adopts.get(command["id"]))
         elif isinstance(event, OutOfStep):
             self.out_of_step += 1
+
+    def _adopt(self, places: Any, stored: dict[str, bytes] | None) -> None:
+        for name, place in places.items():
+            number = place["number"]
+            if name == "stdin":
+                if stored is not None or self.channel.sends(number):
+                    self.channel.resume_send(number, place["acked"], place["produced"], ended=place["ended"])
+            elif stored is not None and not self.channel.receives(number):
+                self.channel.open_receive(number, durable=True, offset=len(stored[name]))
+                self.data[number] = bytearray(stored[name])
 
     # --- conversation
 

@@ -25,17 +25,27 @@ _TIMERS_MIN = 64
 class Timer:
     """Something to be done at ``due`` (``time.monotonic``), unless cancelled before."""
 
-    __slots__ = ("action", "due")
+    __slots__ = ("_paused", "action", "due")
 
-    def __init__(self, due: float, action: Callable[[], None] | None) -> None:
+    def __init__(self, due: float, action: Callable[[], None]) -> None:
         self.due = due
-        self.action = action
+        self.action: Callable[[], None] | None = action
+        self._paused: Callable[[], None] | None = None
 
     def __lt__(self, other: Timer) -> bool:
         return self.due < other.due
 
     def cancel(self) -> None:
-        self.action = None
+        self.action = self._paused = None
+
+    def pause(self) -> None:
+        """Keep it from being due; ``take_action`` gives what it would have done to another timer."""
+        self._paused, self.action = self.action or self._paused, None
+
+    def take_action(self) -> Callable[[], None] | None:
+        """Return the action of a paused timer, which is over with that."""
+        action, self._paused = self._paused, None
+        return action
 
 
 class Loop:

@@ -204,20 +204,22 @@ class Processes:
                 fields, streams = command.exit_event()
                 self._channel.event(fields, after=streams)
 
-    def hold(self, *, held: bool) -> None:
-        """Read no more from any command, or go on; its time limit stands still meanwhile."""
+    def stand_still(self) -> None:
+        """Read no more from any command, and let no time limit run out."""
         for command in self.commands.values():
             for output in command.outputs.values():
-                output.hold(held=held)
+                output.hold(held=True)
+            if command.timer is not None:
+                command.timer.pause()
 
-    def shift_deadlines(self, seconds: float) -> None:
-        """Move every time limit by the time for which commands stood still."""
+    def go_on(self, stood_s: float) -> None:
+        """Read again; time limits are later by as long as everything stood still."""
         for command in self.commands.values():
-            timer = command.timer
-            if timer is not None and timer.action is not None:
-                action = timer.action
-                timer.cancel()
-                command.timer = self._loop.call_at(timer.due + seconds, action)
+            for output in command.outputs.values():
+                output.hold(held=False)
+            action = command.timer.take_action() if command.timer is not None else None
+            if command.timer is not None and action is not None:
+                command.timer = self._loop.call_at(command.timer.due + stood_s, action)
 
     # --- processes that end
 

@@ -207,7 +207,7 @@ class Requests:
         if self._standstill is None:
             self._standstill = Standstill()
         self._standstill.begin()
-        self._processes.hold(held=True)
+        self._processes.stand_still()
         os.sync()
         self._channel.fall_silent(number)
 
@@ -217,6 +217,5 @@ class Requests:
 
         result = standstill.adjust(fields)
         if self._standstill is not None and self._standing:
-            self._processes.shift_deadlines(self._standstill.end())
-            self._processes.hold(held=False)
+            self._processes.go_on(self._standstill.end())
         return result

@@ -76,15 +76,15 @@ class Watch:
 
     def pump(self) -> None:
         """Send what waits, as far as there is room."""
-        while self._waiting:
+        while self._waiting or self._lost:
+            if not self._waiting:
+                self._lost = False
+                self._say("overflow", "")
             line = self._waiting[0]
             if self._channel.room(self._number) < len(line):
                 return
             self._channel.send(self._number, line)
             self._waiting.popleft()
-        if self._lost:
-            self._lost = False
-            self._say("overflow", "")
         if self._gone:
             self._channel.end(self._number)
             self._on_gone()

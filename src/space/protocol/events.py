@@ -29,7 +29,10 @@ class Greeted(Event):
 
 
 class Welcomed(Event):
-    """Host: the guest answered this host's own hello; ``welcome`` says what runs there and how far its streams are."""
+    """Host: the guest answered this host's own hello; ``welcome`` says what runs there and how far its streams are.
+
+    A host that has not got those streams open (it was started anew) opens them before it asks for the next event.
+    """
 
     __slots__ = ("welcome",)
 

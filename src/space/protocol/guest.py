@@ -74,7 +74,6 @@ class GuestChannel(Channel):
         self._later.clear()
 
     def _on_frame(self, frame: Frame) -> None:
-        self._number = max(self._number, frame.stream)
         if frame.kind is FrameType.HELLO:
             self._on_hello(frame)
         elif frame.kind is FrameType.REQUEST:
@@ -114,7 +113,7 @@ class GuestChannel(Channel):
         except MessageError as error:
             self.refuse(number, failure("invalid-request", str(error)))
             return
-        self._number = max(self._number, *messages.streams_of(fields), 0)
+        self._number = max(self._number, number, *messages.streams_of(fields))
         self._events.append(Requested(number, op, fields))
 
     def _announce(self, half: SendHalf) -> None:

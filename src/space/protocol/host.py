@@ -8,7 +8,7 @@ from space.protocol import messages
 from space.protocol.channel import Channel, ChannelError, failure
 from space.protocol.checks import MessageError
 from space.protocol.events import Happened, OutOfStep, Replied, Welcomed
-from space.protocol.frames import PADDING, Frame, FrameType
+from space.protocol.frames import NUMBER_MAX, PADDING, Frame, FrameType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class HostChannel(Channel):
 
     def new_number(self) -> int:
         """Return a number for a stream, never used before while the machine lives (after ``Welcomed`` at least)."""
+        if self._number >= NUMBER_MAX:
+            raise ChannelError("No stream or request numbers are left")
         self._number += 1
         return self._number
 
