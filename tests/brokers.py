@@ -128,9 +128,15 @@ class Separate:
         found = doctor.find_runsc(Settings.model_construct())
         assert found is not None
         self.runsc = found
-        run_dir = Path("/run") / f"{installation.PREFIX}{secrets.token_hex(4)}"
+        instance = "t" + secrets.token_hex(3)
+        name = f"{installation.PREFIX}{instance}"
         guest = installation.printed_path("guest-runtime")
-        self.settings = settings_in(directory / "data", run_dir, guest_dir=guest)
+        # Not under the test's own directory, which nobody but root could enter anyway.
+        self.settings = settings_in(
+            installation.DATA / name, installation.RUN / name, instance=instance, guest_dir=guest
+        )
+        self.settings.data_dir.mkdir()
+        (self.settings.data_dir / "owner").write_text(str(os.getpid()))
         self.template = ""
         self.process: subprocess.Popen[bytes] | None = None
 
