@@ -64,7 +64,8 @@ class Installation:
             "instance": self.instance,
             "data_dir": DATA / f"{PREFIX}{self.instance}",
             "run_dir": RUN / f"{PREFIX}{self.instance}",
-            "guest_dir": printed_path("guest-runtime"),
+            # A copy: what a test does to it must not reach an installation in use.
+            "guest_dir": DATA / f"{PREFIX}{self.instance}" / "guest",
             "api_port": api_port,
             "node_port": node_port,
             "disk_store_mib": 16 * 1024,
@@ -74,6 +75,7 @@ class Installation:
         self._environment = {**own, "PATH": installation.PATH, "SPACE_CONFIG": "/nonexistent", "LANG": "C.UTF-8"}
         self.settings = Settings.model_validate(values)
         self.url = f"http://127.0.0.1:{api_port}"
+        self.data_plane_url = self.settings.data_plane_url
         self.key = ""
         self.other_key = ""
 
@@ -82,6 +84,7 @@ class Installation:
         self._record()
         self.settings.data_dir.mkdir()
         (self.settings.data_dir / "owner").write_text(str(os.getpid()))
+        shutil.copytree(printed_path("guest-runtime"), self.settings.guest_dir)
         self._run("space.supervise", "prepare")
         defaults = ROOT / "templates/base/defaults.json"
         self._run(
