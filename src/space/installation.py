@@ -5,7 +5,6 @@ Used by the supervisor and by what starts or examines an installation from outsi
 
 import fcntl
 import http.client
-import json
 import os
 import pwd
 import signal
@@ -13,9 +12,8 @@ import socket
 import struct
 import time
 from pathlib import Path
-from typing import Any
 
-from space.errors import HostError, Unavailable
+from space.errors import HostError
 from space.settings import Settings
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -126,31 +124,6 @@ def end_holder(path: Path, first: signal.Signals, wait_s: float) -> None:
                 return
             time.sleep(0.02)
     raise HostError(f"The process {lock.holder()} does not end.", code="not-stopped")
-
-
-def stop_machines(settings: Settings, timeout_s: float = 60) -> list[str]:
-    """Ask the broker to stop every machine that runs or is paused; disks stay. Returns the ids of those that did stop.
-
-    Raises ``Unavailable`` when there is no broker to ask.
-    """
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(timeout_s)
-            connection.connect(str(settings.broker_socket))
-            with connection.makefile("rb") as answers:
-                connection.sendall(_line({"id": 0, "verb": "machines"}))
-                found = json.loads(answers.readline())["ok"]
-                resident = [m["machine"] for m in found if m["state"] in {"running", "paused"}]
-                for number, machine in enumerate(resident):
-                    connection.sendall(_line({"id": number, "verb": "stop", "machine": machine}))
-                told = [json.loads(answers.readline()) for _ in resident]
-    except (OSError, ValueError, KeyError) as error:
-        raise Unavailable(f"The broker cannot be asked: {error!r}.", code="broker-unreachable") from error
-    return [resident[answer["id"]] for answer in told if "ok" in answer]
-
-
-def _line(request: dict[str, Any]) -> bytes:
-    return json.dumps(request).encode() + b"\n"
 
 
 def accepts(address: Path | tuple[str, int]) -> bool:

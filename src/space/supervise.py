@@ -1,11 +1,10 @@
 """Keeps the three processes of one installation running, each as its own user, where systemd does not.
 
-    python -m space.supervise run             in the foreground, until SIGTERM
-    python -m space.supervise start           in the background; returns when all is ready, or says what is not
-    python -m space.supervise stop            stops the supervisor and the processes; machines stay
-    python -m space.supervise stop-machines   asks the broker to stop all machines; disks stay
-    python -m space.supervise prepare         makes the directories (systemd units call it)
-    python -m space.supervise serve X         becomes the process X (api, node, broker): what the supervisor starts
+    python -m space.supervise run       in the foreground, until SIGTERM
+    python -m space.supervise start     in the background; returns when all is ready, or says what is not
+    python -m space.supervise stop      stops the supervisor and the processes; machines stay
+    python -m space.supervise prepare   makes the directories (systemd units call it)
+    python -m space.supervise serve X   becomes the process X (api, node, broker): what the supervisor starts
 
 Knows nothing of what the processes do. Two sets of them never run at once: each holds a lock of its own while it lives,
 dies with the supervisor (PR_SET_PDEATHSIG), and is started only by the one supervisor that holds the supervisor's lock.
@@ -264,7 +263,6 @@ def main() -> None:
     verbs.add_parser("run")
     verbs.add_parser("start").add_argument("--ready-s", type=float, default=30)
     verbs.add_parser("stop")
-    verbs.add_parser("stop-machines")
     verbs.add_parser("prepare")
     serve_parser = verbs.add_parser("serve")
     serve_parser.add_argument("name", choices=["api", "node", "broker"])
@@ -279,9 +277,6 @@ def main() -> None:
                 start(settings, args.ready_s)
             case "stop":
                 stop(settings)
-            case "stop-machines":
-                stopped = installation.stop_machines(settings)
-                say(f"{len(stopped)} machines stopped")
             case "prepare":
                 installation.prepare(settings)
             case _:

@@ -1,4 +1,8 @@
-"""``python -m space.api bootstrap --key-file PATH``: the first project and key. Run it as the user of the api."""
+"""Commands of the operator, run as the user of the api.
+
+python -m space.api bootstrap --key-file PATH    the first project and key
+python -m space.api stop-all [--wait-s N]        stop every sandbox that has a machine, before SPACE is taken down
+"""
 
 import argparse
 import asyncio
@@ -7,6 +11,7 @@ from pathlib import Path
 
 from space import settings as settings_module
 from space.api.server import bootstrap
+from space.api.stopping import stop_all
 from space.errors import SpaceError
 
 
@@ -15,9 +20,17 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     first = commands.add_parser("bootstrap", help="make the default project and an admin key, once")
     first.add_argument("--key-file", type=Path, required=True, help="where the key is written, mode 0600")
-    key_file: Path = parser.parse_args().key_file
+    everything = commands.add_parser("stop-all", help="stop every sandbox that runs or is paused; disks stay")
+    everything.add_argument("--wait-s", type=float, default=60, help="how long to wait for them")
+    arguments = parser.parse_args()
     try:
-        made = asyncio.run(bootstrap(settings_module.load(), key_file))
+        settings = settings_module.load()
+        if arguments.command == "stop-all":
+            stopped, left = asyncio.run(stop_all(settings, arguments.wait_s))
+            sys.stderr.write(f"{stopped} sandboxes stopped, {left} not.\n")
+            return 1 if left else 0
+        key_file: Path = arguments.key_file
+        made = asyncio.run(bootstrap(settings, key_file))
     except (SpaceError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
