@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -27,14 +27,13 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """CPU seconds since the group was made; memory without reclaimable file cache, and its peak with it; host tasks
-    now.
-    """
+    """CPU seconds so far; memory without file cache that can be dropped, and its peak with it; host tasks now."""
 
     cpu_s: float = 0.0
     memory_mib: float = 0.0
     memory_peak_mib: float = 0.0
     pids: int = 0
+    oom_kills: int = 0
 
 
 class _Hierarchy(Protocol):
@@ -69,16 +68,19 @@ class Cgroups:
     def usage(self, machine_id: str) -> Usage:
         """Return what the machine uses; zeros when it has no group."""
         try:
-            return self._hierarchy.usage(machine_id)
+            return replace(self._hierarchy.usage(machine_id), oom_kills=self.oom_kills(machine_id))
         except OSError:
             return Usage()
 
-    def oom_killed(self, machine_id: str) -> bool:
-        """Whether the kernel has killed anything in the group for want of memory."""
-        try:
-            return self._hierarchy.oom_kills(machine_id) > 0
-        except OSError:
-            return False
+    def oom_kills(self, machine_id: str) -> int:
+        """Return how many processes of the group the kernel has killed for want of memory.
+
+        Mostly that is a guest's process alone: the stub that stands for it holds the memory. When the memory is in no
+        process (a guest's tmpfs), the machine's main process is the one to go.
+        """
+        with suppress(OSError):
+            return self._hierarchy.oom_kills(machine_id)
+        return 0
 
     async def remove(self, machine_id: str) -> None:
         """Kill what is in the group and remove it. No group: success."""
@@ -135,7 +137,6 @@ class _Version2:
         group = self._parent / name
         (group / "cpu.max").write_text(f"{int(limits.cpus * _PERIOD_US)} {_PERIOD_US}")
         (group / "memory.max").write_text(str(limits.memory_mib * _MIB))
-        (group / "memory.oom.group").write_text("1")  # half a machine is none
         (group / "pids.max").write_text(str(limits.pids))
         _write_if_there(group / "memory.swap.max", "0")
         _write_if_there(group / "io.weight", "default 100")

@@ -5,6 +5,7 @@ asked again finds its work done or does the rest. One lock per machine; verbs on
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -26,6 +27,8 @@ from space.settings import Settings
 VERB_S = {"suspend": 900.0, "wake": 300.0}
 VERB_S_DEFAULT = 120.0
 UNDO_S = 60.0
+OOM_S = 1.0
+"""How long a machine that the kernel kills for want of memory may still be seen alive."""
 
 log = structlog.get_logger()
 
@@ -41,6 +44,7 @@ class Machines:
         self._tasks = tasks
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._watches: dict[str, Any] = {}
+        self._oom_kills_seen: dict[str, tuple[int, float]] = {}
         self.host = host
         self.journal = journal
         self.entries: dict[str, Entry] = {}
@@ -216,12 +220,15 @@ class Machines:
                 "memory_mib": usage.memory_mib,
                 "memory_peak_mib": usage.memory_peak_mib,
                 "pids": usage.pids,
+                "oom_kills": usage.oom_kills,
                 "disk_mib": round(max(0.0, disks.get(machine_id, 0.0) - self._template_mib(entry)), 1),
             },
         }
         if entry.process and found["state"] in {"running", "paused"}:
             if processes.is_alive(entry.process):
                 found["pid"] = entry.process.pid
+                if usage.oom_kills > self._oom_kills_seen.get(machine_id, (0, 0.0))[0]:
+                    self._oom_kills_seen[machine_id] = (usage.oom_kills, time.monotonic())
             else:
                 found |= {"state": "exited", "cause": self.cause(entry)}
         elif entry.cause:
@@ -259,6 +266,7 @@ class Machines:
         self.unwatch(machine_id)
         await self.host.erase(entry, self._drivers.get(entry.driver))
         self.journal.remove(machine_id)
+        self._oom_kills_seen.pop(machine_id, None)
         del self.entries[machine_id]
 
     async def rest_without_process(self, entry: Entry, phase: Phase, cause: str | None = None) -> None:
@@ -266,6 +274,7 @@ class Machines:
         self.unwatch(entry.machine)
         await self.host.release(entry, self._drivers.get(entry.driver))
         self.write(entry.to(phase, link=None, process=None, cause=cause, was_paused=False))
+        self._oom_kills_seen.pop(entry.machine, None)
 
     async def finish_suspend(self, entry: Entry) -> None:
         """The image is whole: end the machine."""
@@ -289,7 +298,10 @@ class Machines:
         """Say why a machine that is no longer there has ended."""
         if entry.process and entry.process.boot_id != processes.boot_id():
             return "host-lost"
-        return "oom-killed" if self.host.cgroups.oom_killed(entry.machine) else "machine-exited"
+        # What was killed while the machine lived on is not what it has died of.
+        before, when = self._oom_kills_seen.get(entry.machine, (0, 0.0))
+        more = self.host.cgroups.oom_kills(entry.machine) > before
+        return "oom-killed" if more or time.monotonic() - when < OOM_S else "machine-exited"
 
     async def exited(self, machine_id: str, process: Process) -> None:
         """The process has ended by itself: say why, and keep the disk."""
