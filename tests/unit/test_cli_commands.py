@@ -42,7 +42,7 @@ def ended(kind: str = "exited", code: int | None = 0, signal: int | None = None)
 
 def says(*frames: bytes | dict[str, Any]) -> Any:
     async def conversation(websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0})
+        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
         for frame in frames:
             await (websocket.send_bytes(frame) if isinstance(frame, bytes) else websocket.send_json(frame))
         await websocket.close()
@@ -146,7 +146,7 @@ def test_piped_input_arrives_and_its_end_too(server: ScriptedServer) -> None:
     received = bytearray()
 
     async def cat(websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0})
+        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
         while (frame := (await websocket.receive()).get("bytes")) is not None:
             received.extend(frame[9:])
             await websocket.send_json({"type": "ack", "stdin": len(received)})
@@ -166,7 +166,7 @@ def test_ctrl_c_goes_to_the_program_and_its_end_to_us(server: ScriptedServer) ->
     signalled = asyncio.Event()
 
     async def sleeper(websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0})
+        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
         await websocket.send_bytes(out(0, b"ready\n"))
         await signalled.wait()
         await websocket.send_json(ended("signaled", None, 2))
@@ -190,7 +190,7 @@ def test_ctrl_c_goes_to_the_program_and_its_end_to_us(server: ScriptedServer) ->
 
 def test_a_reader_that_has_enough_ends_the_program(server: ScriptedServer) -> None:
     async def endless(websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0})
+        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
         at = 0
         with suppress(WebSocketDisconnect, RuntimeError):
             while True:
@@ -411,7 +411,7 @@ def test_a_terminal_passes_keys_and_sizes_on_and_ends_with_the_program(server: S
     heard: list[Any] = []
 
     async def terminal(websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0})
+        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
         await websocket.send_bytes(out(0, b"prompt$ ", 3))
         typed = 0
         while len(heard) < 3:
@@ -443,7 +443,7 @@ def test_a_terminal_passes_keys_and_sizes_on_and_ends_with_the_program(server: S
 
 def test_leaving_a_terminal_says_how_to_come_back_and_coming_back_shows_its_tail(server: ScriptedServer) -> None:
     async def quiet(websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0})
+        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
         await websocket.send_bytes(out(0, b"prompt$ ", 3))
         with suppress(WebSocketDisconnect):
             while (await websocket.receive())["type"] != "websocket.disconnect":
@@ -452,7 +452,7 @@ def test_leaving_a_terminal_says_how_to_come_back_and_coming_back_shows_its_tail
     resized: list[Any] = []
 
     async def again(websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": 5})
+        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 5})
         start = int(websocket.query_params["tty_from"])
         await websocket.send_bytes(out(start, b"tail$ ", 3))
         resized.append(json.loads((await websocket.receive())["text"]))

@@ -19,8 +19,10 @@ def text(**message: object) -> str:
     return json.dumps(message)
 
 
-def started(attachment: Attachment, stdin: int = 0) -> None:
-    attachment.receive(text(type="started", command="cmd", stdin=stdin))
+def started(attachment: Attachment, stdin: int = 0, following: int | None = None) -> None:
+    attachment.receive(
+        text(type="started", command="cmd", stdin=stdin, stdin_next=stdin if following is None else following)
+    )
 
 
 def sent(attachment: Attachment) -> list[tuple[int, bytes] | str]:
@@ -142,8 +144,14 @@ def test_stdin_that_was_not_made_safe_is_sent_again_on_the_next_connection() -> 
 def test_whoever_attaches_later_writes_behind_what_was_written_before() -> None:
     attachment = Attachment()
     attachment.feed(b"mine")
-    started(attachment, stdin=100)
+    started(attachment, stdin=60, following=100)
     assert sent(attachment) == [(100, b"mine")]
+    attachment.receive(text(type="ack", stdin=80))
+    assert attachment.stdin_pending == 4
+    attachment.receive(text(type="ack", stdin=102))
+    attachment.disconnected()
+    started(attachment, stdin=102, following=104)
+    assert sent(attachment) == [(102, b"ne")]
 
 
 def test_the_window_closes_and_opens_with_what_is_safe() -> None:

@@ -48,7 +48,7 @@ def says(*frames: bytes | dict[str, Any], close: int | None = 1000) -> Conversat
     """A server that greets, sends these frames and closes (None: holds the line until the client leaves)."""
 
     async def conversation(websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0})
+        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
         for frame in frames:
             await (websocket.send_bytes(frame) if isinstance(frame, bytes) else websocket.send_json(frame))
         if close is None:
@@ -160,7 +160,7 @@ def test_a_connection_that_falls_silent_is_given_up_and_made_again(
     assert backends.IDLE_S > 1
 
     async def silent(websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0})
+        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
         await websocket.send_bytes(out(0, b"a"))
         time.sleep(0.8)  # noqa: ASYNC251 (the server's whole loop stands still, as a stopped process would)
         await until_left(websocket)
@@ -174,7 +174,7 @@ def test_a_quiet_command_is_not_given_up(server: ScriptedServer, sbx: Sandbox, m
     monkeypatch.setattr("space.sdk.backends.threads.IDLE_S", 0.05)
 
     async def quiet(websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0})
+        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
         await asyncio.sleep(0.5)
         await websocket.send_bytes(out(0, b"late"))
         await websocket.send_json(ENDED)
@@ -198,7 +198,7 @@ class Taker:
         self._acks = acks
 
     async def __call__(self, websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": len(self.data)})
+        await websocket.send_json({"type": "started", "command": CMD, "stdin": len(self.data), "stdin_next": len(self.data)})
         while True:
             message = await websocket.receive()
             if message["type"] == "websocket.disconnect":
@@ -269,7 +269,7 @@ def _quietly(call: Any) -> None:
 
 def test_one_thread_reads_while_another_writes(server: ScriptedServer, sbx: Sandbox) -> None:
     async def echo(websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0})
+        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
         at = 0
         while True:
             message = await websocket.receive()
@@ -299,7 +299,7 @@ def test_a_terminal_is_asked_for_resized_and_fed(server: ScriptedServer, sbx: Sa
     heard: list[dict[str, Any]] = []
 
     async def terminal(websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0})
+        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
         await websocket.send_bytes(out(0, b"$ ", 3))
         heard.append(json.loads((await websocket.receive())["text"]))
         await websocket.send_json({**ENDED, "exit": {"kind": "signaled", "code": None, "signal": 1}})
@@ -417,7 +417,7 @@ async def test_the_asynchronous_form_does_the_same(server: ScriptedServer) -> No
 
 async def test_a_cancelled_reader_loses_nothing(server: ScriptedServer) -> None:
     async def slow(websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0})
+        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
         for at in range(5):
             await asyncio.sleep(0.05)
             await websocket.send_bytes(out(at, b"%d" % at))

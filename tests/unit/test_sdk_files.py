@@ -14,7 +14,7 @@ from tests.scripted_server import ScriptedServer, error, sandbox
 
 ID = sandbox()["id"]
 FILES = f"/v1/sandboxes/{ID}/files"
-STAT = {"name": "f", "path": "/f", "type": "file", "size": 3, "mode": "0755", "owner": "user", "group": "user"}
+STAT = {"name": "f", "path": "/f", "type": "file", "size": 3, "mode": "0755", "user": "user", "group": "user"}
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_a_stat_reads_the_mode_as_a_number(server: ScriptedServer, sbx: Sandbox)
     """F6"""
     server.on(f"GET {FILES}/stat", STAT)
     info = sbx.files.stat("/f")
-    assert (info.type, info.mode, info.size, info.owner) == ("file", 0o755, 3, "user")
+    assert (info.type, info.mode, info.size, info.user) == ("file", 0o755, 3, "user")
 
 
 def test_exists_is_false_only_for_what_is_not_there(server: ScriptedServer, sbx: Sandbox) -> None:

@@ -63,7 +63,7 @@ def hand_over(command: "Command", *, redraw: bool = False) -> bool:
 @contextmanager
 def _raw_mode() -> Generator[None]:
     before = termios.tcgetattr(0)
-    tty.setraw(0)
+    tty.setraw(0, termios.TCSADRAIN)  # What was typed ahead is kept.
     try:
         yield
     finally:

@@ -79,6 +79,11 @@ class Session:
         return self._stdin.safe if self._stdin is not None else 0
 
     @property
+    def stdin_next(self) -> int:
+        """Where whoever writes to stdin without having written before goes on: how many bytes were accepted."""
+        return self._stdin.accepted if self._stdin is not None else 0
+
+    @property
     def produced(self) -> dict[str, int]:
         return {name: output.spool.total for name, output in self._outputs.items()}
 

@@ -74,7 +74,8 @@ class _Client:
 
     async def serve(self) -> None:
         """Hand out everything up to the exit record; then close. Raises ``_Closed`` when the client does first."""
-        await self._say({"type": "started", "command": self._session.id, "stdin": self._session.stdin_safe})
+        stdin = {"stdin": self._session.stdin_safe, "stdin_next": self._session.stdin_next}
+        await self._say({"type": "started", "command": self._session.id, **stdin})
         async with asyncio.TaskGroup() as group:
             listener = group.create_task(self._listen())
             await self._hand_out()

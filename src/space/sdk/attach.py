@@ -42,6 +42,7 @@ class Attachment:
         self._cut: dict[StreamName, bytes] = {}
         self._lock = threading.RLock()
         self._stdin: deque[bytes] = deque()
+        self._stdin_base = 0
         self._stdin_acked = 0
         self._stdin_sent = 0
         self._stdin_end = 0
@@ -102,7 +103,7 @@ class Attachment:
             if kind == "output":
                 return self._output(self._known(document["stream"]), int(document["offset"]), _decoded(document))
             if kind == "started":
-                self._start(int(document["stdin"]))
+                self._start(int(document["stdin"]), int(document["stdin_next"]))
             elif kind == "ack":
                 self._stdin_safe(int(document["stdin"]))
             elif kind == "gap":
@@ -116,12 +117,13 @@ class Attachment:
             raise _protocol(f"a {kind!r} message that lacks what it must have") from error
         return None
 
-    def _start(self, stdin: int) -> None:
-        if not self._met:  # Whoever attached before us may have written some.
+    def _start(self, safe: int, following: int) -> None:
+        if not self._met:  # Others may have written before us; what of theirs is safe is not our business.
             self._met = True
-            self._stdin_acked = stdin
-            self._stdin_end += stdin
-        self._stdin_safe(stdin)
+            self._stdin_base = following
+            self._stdin_acked = following
+            self._stdin_end += following
+        self._stdin_safe(safe)
         self._stdin_sent = self._stdin_acked
         self.started = True
 
@@ -199,6 +201,8 @@ class Attachment:
     def _stdin_safe(self, offset: int) -> None:
         if offset > self._stdin_end or offset < 0:
             raise _protocol(f"stdin acknowledged up to {offset}, but {self._stdin_end} bytes were written")
+        if offset < self._stdin_base:
+            return
         while self._stdin and self._stdin_acked < offset:
             chunk = self._stdin.popleft()
             taken = min(len(chunk), offset - self._stdin_acked)

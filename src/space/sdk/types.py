@@ -314,7 +314,7 @@ class FileInfo:
     mode: int = 0
     uid: int | None = None
     gid: int | None = None
-    owner: str | None = None
+    user: str | None = None
     group: str | None = None
     modified_at: datetime | None = None
     target: str | None = None
@@ -332,7 +332,7 @@ class FileInfo:
             mode=(int(mode, 8) if isinstance(mode, str) else mode) & 0o7777,
             uid=data.get("uid"),
             gid=data.get("gid"),
-            owner=data.get("owner"),
+            user=data.get("user"),
             group=data.get("group"),
             modified_at=parse_time(data.get("modified_at")),
             target=data.get("target"),
