@@ -1,5 +1,6 @@
 """The host's side of a real agent, for tests: an agent process on two FIFOs, and someone to talk to it."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -169,7 +170,10 @@ class Peer:
     def finish(self, command: Running, patience_s: float = PATIENCE_S, *, forget: bool = True) -> Result:
         self.until(lambda: command.id in self.exits, f"exit of {command}", patience_s)
         exit_event = self.exits[command.id]
-        outputs = [bytes(self.data.get(command.streams[name], b"")) if name in command.streams else b"" for name in ("stdout", "stderr")]
+        outputs = [
+            bytes(self.data.get(command.streams[name], b"")) if name in command.streams else b""
+            for name in ("stdout", "stderr")
+        ]
         if "tty" in command.streams:
             outputs[0] = bytes(self.data.get(command.streams["tty"], b""))
         for name, number in command.streams.items():
@@ -266,10 +270,8 @@ class Agent:
     def stop(self) -> None:
         """End the agent and everything it started."""
         for pid in sorted(descendants(self.process.pid), reverse=True):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self.process.kill()
         self.process.wait()
         for fd in self.holds:

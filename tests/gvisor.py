@@ -17,8 +17,28 @@ PYTHON = "/usr/bin/python3"
 RUN_S = 60.0
 CAPABILITIES = [
     f"CAP_{name}"
-    for name in "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP MKNOD SETFCAP SYS_CHROOT SYS_PTRACE "
-    "SYS_ADMIN SYS_RESOURCE SYS_TIME NET_BIND_SERVICE NET_ADMIN NET_RAW AUDIT_WRITE".split()
+    for name in [
+        "CHOWN",
+        "DAC_OVERRIDE",
+        "DAC_READ_SEARCH",
+        "FOWNER",
+        "FSETID",
+        "KILL",
+        "SETGID",
+        "SETUID",
+        "SETPCAP",
+        "MKNOD",
+        "SETFCAP",
+        "SYS_CHROOT",
+        "SYS_PTRACE",
+        "SYS_ADMIN",
+        "SYS_RESOURCE",
+        "SYS_TIME",
+        "NET_BIND_SERVICE",
+        "NET_ADMIN",
+        "NET_RAW",
+        "AUDIT_WRITE",
+    ]
 ]
 
 
@@ -87,7 +107,11 @@ class Machine:
                 try:
                     if self.id not in (entry / "cmdline").read_text():
                         continue
-                    total += sum(int(line.split()[1]) for line in (entry / "smaps_rollup").read_text().splitlines() if line.startswith("Pss:"))
+                    total += sum(
+                        int(line.split()[1])
+                        for line in (entry / "smaps_rollup").read_text().splitlines()
+                        if line.startswith("Pss:")
+                    )
                 except OSError:
                     continue
         return total
@@ -98,11 +122,17 @@ class Machine:
         for name in ("bin", "lib", "lib64", "sbin"):
             (self.root / name).symlink_to(f"usr/{name}")
         (self.root / "tmp").chmod(0o1777)
-        (self.root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000::/home/user:/bin/bash\n")
+        (self.root / "etc/passwd").write_text(
+            "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000::/home/user:/bin/bash\n"
+        )
         (self.root / "etc/group").write_text("root:x:0:\nuser:x:1000:\nextra:x:2000:user\n")
         os.chown(self.root / "home/user", 1000, 1000)
         agent = self.root / "agent/agent.pyz"
-        subprocess.run([PYTHON, "-I", str(SOURCE.parent / "scripts/build_guest.py"), "agent", str(SOURCE), str(agent)], check=True, timeout=RUN_S)
+        subprocess.run(
+            [PYTHON, "-I", str(SOURCE.parent / "scripts/build_guest.py"), "agent", str(SOURCE), str(agent)],
+            check=True,
+            timeout=RUN_S,
+        )
         mounts = [
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
@@ -116,7 +146,7 @@ class Machine:
                 "args": [PYTHON, "-I", "-S", "/agent/agent.pyz"],
                 "env": ["PATH=/usr/bin:/bin"],
                 "cwd": "/",
-                "capabilities": {kind: CAPABILITIES for kind in ("bounding", "effective", "permitted")},
+                "capabilities": dict.fromkeys(("bounding", "effective", "permitted"), CAPABILITIES),
                 "rlimits": [{"type": "RLIMIT_NOFILE", "hard": 65536, "soft": 65536}],
             },
             "root": {"path": str(self.root), "readonly": False},
@@ -157,7 +187,9 @@ def measure() -> None:
         started = time.perf_counter()
         try:
             peer = machine.peer(keep=False)
-            print(f"runsc run {started - begun:.3f} s, to welcome {time.perf_counter() - started:.3f} s, memory {machine.memory_kib() // 1024} MiB")
+            print(
+                f"runsc run {started - begun:.3f} s, to welcome {time.perf_counter() - started:.3f} s, memory {machine.memory_kib() // 1024} MiB"
+            )
             for what in (["/usr/bin/true"],):
                 times = []
                 for _ in range(30):
@@ -177,7 +209,9 @@ def measure() -> None:
             print(f"file write {len(data) / 1e6 / (time.perf_counter() - at):.0f} MB/s")
             at = time.perf_counter()
             peer.fetch("file-read", path="/var/big")
-            print(f"file read {len(data) / 1e6 / (time.perf_counter() - at):.0f} MB/s, memory {machine.memory_kib() // 1024} MiB")
+            print(
+                f"file read {len(data) / 1e6 / (time.perf_counter() - at):.0f} MB/s, memory {machine.memory_kib() // 1024} MiB"
+            )
         finally:
             machine.end()
 

@@ -1,5 +1,6 @@
 """The channel under every way of cutting, delaying and losing bytes that a restart can bring about."""
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +14,14 @@ from space.protocol.guest import GuestChannel
 from space.protocol.host import HostChannel
 from space.protocol.streams import WINDOW_BYTES
 
-LIMITS = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+LIMITS = settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 OUT, IN = 1001, 1002
 
-payloads = st.binary(max_size=2000) | st.sampled_from([b"\0" * 5000, b"SP\x01\0" * 100, b"\xa5ECP" * 50, bytes(PAYLOAD_BYTES_MAX)])
+payloads = st.binary(max_size=2000) | st.sampled_from(
+    [b"\0" * 5000, b"SP\x01\0" * 100, b"\xa5ECP" * 50, bytes(PAYLOAD_BYTES_MAX)]
+)
 frames = st.builds(
     lambda kind, stream, payload: (kind, stream, payload),
     st.sampled_from([FrameType.REQUEST, FrameType.REPLY, FrameType.EVENT, FrameType.DATA, FrameType.RESET]),
@@ -27,7 +32,7 @@ frames = st.builds(
 
 def cut(data: bytes, points: list[int]) -> list[bytes]:
     places = sorted({0, len(data), *(point % (len(data) + 1) for point in points)})
-    return [data[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(places)]
 
 
 @LIMITS
@@ -64,7 +69,10 @@ json_values = st.recursive(
 
 
 @LIMITS
-@given(st.sampled_from(["start", "signal", "file-read", "configure", "watch", "nonsense"]), st.dictionaries(st.text(max_size=8), json_values, max_size=5))
+@given(
+    st.sampled_from(["start", "signal", "file-read", "configure", "watch", "nonsense"]),
+    st.dictionaries(st.text(max_size=8), json_values, max_size=5),
+)
 def test_whatever_a_request_holds_it_is_either_checked_or_refused(op: str, fields: dict[str, Any]):
     import json
 
@@ -127,7 +135,13 @@ class Wire:
 
     def report_exit(self) -> None:
         if self.guest.place(OUT)[2]:
-            fields = {"event": "exit", "id": "c", "kind": "exited", "code": 0, "produced": {"stdout": self.guest.place(OUT)[1]}}
+            fields = {
+                "event": "exit",
+                "id": "c",
+                "kind": "exited",
+                "code": 0,
+                "produced": {"stdout": self.guest.place(OUT)[1]},
+            }
             self.guest.event(fields, after=[OUT])
 
     def on_host(self, event: Any) -> None:

@@ -45,7 +45,7 @@ def test_no_byte_is_lost_or_doubled_when_the_host_is_killed_again_and_again(agen
     for round_number in range(8):
         before = len(stored["stdout"])
         number = command.streams["stdout"]
-        peer.until(lambda n=number, b=before: len(peer.data.get(n, b"")) > b + 10_000)
+        peer.until(lambda n=number, b=before, p=peer: len(p.data.get(n, b"")) > b + 10_000)
         stored = {name: bytes(peer.data.get(number, b"")) for name, number in command.streams.items()}
         if round_number % 2:
             # It dies with half of a frame written, too.
@@ -116,7 +116,19 @@ def test_a_hello_ends_transfers_and_the_next_ones_work(agent: Agent, tmp_path: P
         frame(FrameType.HELLO, 0, b"nonsense"),
         PADDING[:1000],
     ],
-    ids=["random", "magic", "not-utf8", "long-op", "nested", "huge-number", "wrong-way", "unknown-streams", "unknown-data", "bad-hello", "zeros"],
+    ids=[
+        "random",
+        "magic",
+        "not-utf8",
+        "long-op",
+        "nested",
+        "huge-number",
+        "wrong-way",
+        "unknown-streams",
+        "unknown-data",
+        "bad-hello",
+        "zeros",
+    ],
 )
 def test_no_input_ends_the_agent(agent: Agent, noise: bytes):
     peer = agent.peer()
@@ -137,7 +149,12 @@ def test_it_waits_for_a_host_that_closed_the_channel_and_comes_back(tmp_path: Pa
         os.mkfifo(tmp_path / name)
     keep = os.open(tmp_path / "out", os.O_RDWR)
     source = os.open(tmp_path / "in", os.O_RDONLY | os.O_NONBLOCK)
-    process = subprocess.Popen([sys.executable, "-m", "space.guest"], stdin=source, stdout=keep, env={"PYTHONPATH": str(SOURCE), "PATH": os.defpath})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "space.guest"],
+        stdin=source,
+        stdout=keep,
+        env={"PYTHONPATH": str(SOURCE), "PATH": os.defpath},
+    )
     os.close(source)
     try:
         for _ in range(2):
@@ -186,7 +203,9 @@ class TestStandingStill:
     def test_nothing_runs_and_nothing_is_said_between_quiesce_and_awaken(self, agent: Agent, tmp_path: Path):
         peer = agent.peer()
         mark = tmp_path / "mark"
-        command = peer.start("sh", "-c", f"(setsid sh -c 'while :; do date +%N > {mark}; done' &); while :; do echo x; done")
+        command = peer.start(
+            "sh", "-c", f"(setsid sh -c 'while :; do date +%N > {mark}; done' &); while :; do echo x; done"
+        )
         number = command.streams["stdout"]
         peer.until(lambda: mark.exists() and len(peer.data.get(number, b"")) > 1000)
         peer.call("quiesce")
@@ -295,7 +314,14 @@ class TestWatching:
         (top / "a").chmod(0o600)
         (top / "a").rename(top / "b")
         (top / "b").unlink()
-        expected = {("create", "a"), ("modify", "a"), ("attributes", "a"), ("moved-from", "a"), ("moved-to", "b"), ("delete", "b")}
+        expected = {
+            ("create", "a"),
+            ("modify", "a"),
+            ("attributes", "a"),
+            ("moved-from", "a"),
+            ("moved-to", "b"),
+            ("delete", "b"),
+        }
         peer.until(lambda: expected <= self.seen(peer, number))
 
     def test_the_end_of_what_is_watched_is_told(self, agent: Agent, tmp_path: Path):

@@ -48,7 +48,9 @@ def test_every_run_is_complete_however_fast_the_program_ends(peer: Peer):
 def test_a_slow_reader_makes_the_writer_wait_and_loses_nothing(agent: Agent):
     """E3"""
     peer = agent.peer(acks=False)
-    command = peer.start("python3", "-c", "import os; d = bytes(4 << 20)\nwhile d: d = d[os.write(1, d):]\nos.write(2, b'done')")
+    command = peer.start(
+        "python3", "-c", "import os; d = bytes(4 << 20)\nwhile d: d = d[os.write(1, d):]\nos.write(2, b'done')"
+    )
     stdout, stderr = command.streams["stdout"], command.streams["stderr"]
     peer.until(lambda: len(peer.data.get(stdout, b"")) == WINDOW)
     for _ in range(20):
@@ -96,7 +98,9 @@ def test_the_tail_is_whole_though_a_child_keeps_the_pipe(peer: Peer):
 def test_the_tail_is_whole_for_a_slow_reader_too(agent: Agent):
     """E9: more than the window and the pipe together, with the reader starting only after the program has ended."""
     peer = agent.peer(acks=False)
-    command = peer.start("sh", "-c", f"sleep 60 & echo $! >&2; head -c {WINDOW} /dev/zero; head -c {WINDOW - 65536} /dev/zero")
+    command = peer.start(
+        "sh", "-c", f"sleep 60 & echo $! >&2; head -c {WINDOW} /dev/zero; head -c {WINDOW - 65536} /dev/zero"
+    )
     stdout = command.streams["stdout"]
     peer.until(lambda: len(peer.data.get(stdout, b"")) == WINDOW and not alive(command.pid), "the main process ends")
     assert command.id not in peer.exits
@@ -178,7 +182,11 @@ def test_a_timeout_is_not_confused_with_the_programs_own_end(peer: Peer):
 
 
 def test_a_signal_to_the_tree_reaches_descendants_of_other_sessions(peer: Peer):
-    command = peer.start("sh", "-c", "setsid sh -c 'trap \"echo got; exit\" USR1; echo ready; while :; do sleep 0.05; done' & trap 'exit 4' USR1; while :; do sleep 0.05; done")
+    command = peer.start(
+        "sh",
+        "-c",
+        "setsid sh -c 'trap \"echo got; exit\" USR1; echo ready; while :; do sleep 0.05; done' & trap 'exit 4' USR1; while :; do sleep 0.05; done",
+    )
     peer.until(lambda: b"ready" in peer.data.get(command.streams["stdout"], b""))
     peer.call("signal", id=command.id, signal=int(signal.SIGUSR1))
     result = peer.finish(command)
@@ -261,7 +269,12 @@ def test_the_environment_is_exact(peer: Peer):
 
 def test_arguments_are_exact(peer: Peer):
     argv = ["", " ", "a b", "\n", "*", "$HOME", "é", "\udcff", "-n"]
-    output = peer.run("python3", "-c", "import os, sys; print('\\0'.join(sys.argv[1:]).encode('utf-8', 'surrogateescape').hex())", *argv).stdout
+    output = peer.run(
+        "python3",
+        "-c",
+        "import os, sys; print('\\0'.join(sys.argv[1:]).encode('utf-8', 'surrogateescape').hex())",
+        *argv,
+    ).stdout
     assert bytes.fromhex(output.decode()).split(b"\0") == [word.encode("utf-8", "surrogateescape") for word in argv]
 
 
@@ -334,7 +347,10 @@ def test_nothing_of_finished_commands_accumulates(agent: Agent, peer: Peer):
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 class TestAsAnotherUser:
     def test_a_command_runs_with_the_users_rights_alone(self, peer: Peer):
-        result = peer.sh("id -u; id -g; echo $HOME; grep -E '^(Uid|Gid|CapEff|CapPrm|CapInh):' /proc/self/status; cat /etc/shadow", user="nobody")
+        result = peer.sh(
+            "id -u; id -g; echo $HOME; grep -E '^(Uid|Gid|CapEff|CapPrm|CapInh):' /proc/self/status; cat /etc/shadow",
+            user="nobody",
+        )
         assert b"65534\n65534\n/nonexistent\n" in result.stdout
         assert b"Uid:\t65534\t65534\t65534\t65534" in result.stdout
         assert result.stdout.count(b"0000000000000000") == 3

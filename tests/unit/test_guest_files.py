@@ -85,7 +85,16 @@ def test_a_reader_who_never_reads_holds_up_nothing_else(agent: Agent, tmp_path: 
     peer.close()
 
 
-@pytest.mark.parametrize(("mode", "text"), [(0o644, "-rw-r--r--"), (0o755, "-rwxr-xr-x"), (0o600, "-rw-------"), (0o777, "-rwxrwxrwx"), (0o4711, "-rws--x--x")])
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [
+        (0o644, "-rw-r--r--"),
+        (0o755, "-rwxr-xr-x"),
+        (0o600, "-rw-------"),
+        (0o777, "-rwxrwxrwx"),
+        (0o4711, "-rws--x--x"),
+    ],
+)
 def test_modes_are_exact(peer: Peer, tmp_path: Path, mode: int, text: str):
     """F6"""
     peer.put("file-write", b"x", path=str(tmp_path / "f"), mode=mode)
@@ -126,7 +135,7 @@ def test_a_write_broken_off_leaves_no_new_file(peer: Peer, tmp_path: Path):
     peer.channel.open_send(number)
     peer.ask("file-write", path=str(tmp_path / "f"), stream=number)
     peer.feed(number, bytes(100_000))
-    peer.until(lambda: (tmp_path / "f").exists())
+    peer.until((tmp_path / "f").exists)
     peer.channel.reset(number, "cancelled")
     peer.until(lambda: not (tmp_path / "f").exists())
 
@@ -152,7 +161,11 @@ def test_what_is_no_regular_file_is_refused_and_never_waited_for(peer: Peer, tmp
     os.mkfifo(tmp_path / "fifo")
     keep = os.open(tmp_path / "fifo", os.O_RDWR)
     (tmp_path / "dir").mkdir()
-    for path, code in ((tmp_path / "fifo", "not-a-file"), (tmp_path / "dir", "is-a-directory"), (Path("/dev/zero"), "not-a-file")):
+    for path, code in (
+        (tmp_path / "fifo", "not-a-file"),
+        (tmp_path / "dir", "is-a-directory"),
+        (Path("/dev/zero"), "not-a-file"),
+    ):
         with pytest.raises(Refusal, match=code):
             peer.fetch(op, path=str(path)) if op == "file-read" else peer.put(op, b"x", path=str(path))
     os.close(keep)
@@ -231,10 +244,10 @@ def test_removing(peer: Peer, tmp_path: Path):
 
 def test_a_tree_deeper_than_the_stack_is_removed(peer: Peer, tmp_path: Path):
     path = str(tmp_path / "deep")
-    os.mkdir(path)
+    Path(path).mkdir()
     for _ in range(1200):
         path += "/d"
-        os.mkdir(path)
+        Path(path).mkdir()
     peer.call("remove", path=str(tmp_path / "deep"), recursive=True)
     assert not (tmp_path / "deep").exists()
 
@@ -277,7 +290,7 @@ class TestArchives:
         copy = tmp_path / "copy/tree"
         for name in NAMES:
             assert (copy / name).read_bytes() == name.encode("utf-8", "surrogateescape")
-        assert os.readlink(copy / "link") == "sub/run"
+        assert (copy / "link").readlink() == Path("sub/run")
         assert (copy / "big").stat().st_ino == (copy / "twin").stat().st_ino
         assert stat.S_IMODE((copy / "sub").stat().st_mode) == 0o555
         assert (copy / "sub").stat().st_mtime == 1e9
@@ -373,7 +386,11 @@ class TestRights:
         peer.channel.open_receive(number)
         peer.call("file-read", path=str(open_dir / "f"), stream=number, user="nobody")
         peer.until(lambda: len(peer.data.get(number, b"")) == 1 << 20)
-        threads = [task.name for task in Path(f"/proc/{agent.process.pid}/task").iterdir() if "Uid:\t0\t65534\t0" in (task / "status").read_text()]
+        threads = [
+            task.name
+            for task in Path(f"/proc/{agent.process.pid}/task").iterdir()
+            if "Uid:\t0\t65534\t0" in (task / "status").read_text()
+        ]
         assert len(threads) == 1
         script = f"import ctypes; print(ctypes.CDLL(None).syscall(234, {agent.process.pid}, {threads[0]}, 9))"
         peer.acks = True

@@ -7,7 +7,19 @@ import pytest
 
 from space.protocol.channel import PENDING_BYTES_MAX, ChannelError, failure
 from space.protocol.checks import MessageError
-from space.protocol.events import Ended, Event, Greeted, Happened, OutOfStep, Received, Replied, Requested, WasReset, Welcomed, Writable
+from space.protocol.events import (
+    Ended,
+    Event,
+    Greeted,
+    Happened,
+    OutOfStep,
+    Received,
+    Replied,
+    Requested,
+    WasReset,
+    Welcomed,
+    Writable,
+)
 from space.protocol.frames import OFFSET, FrameType, encode
 from space.protocol.guest import GuestChannel
 from space.protocol.host import HostChannel
@@ -75,7 +87,12 @@ def test_a_request_is_checked_carried_and_answered(ends):
     host, guest = ends
     number = host.request("start", COMMAND)
     requested = only(exchange(host, guest), Requested)
-    assert (requested.number, requested.op, requested.fields["argv"], requested.fields["env"]) == (number, "start", ["true"], {})
+    assert (requested.number, requested.op, requested.fields["argv"], requested.fields["env"]) == (
+        number,
+        "start",
+        ["true"],
+        {},
+    )
     guest.reply(number, {"pid": 5})
     replied = only(exchange(host, guest), Replied)
     assert (replied.number, replied.op, replied.ok, replied.failure) == (number, "start", {"pid": 5}, None)
@@ -99,7 +116,20 @@ def test_wrong_fields_are_refused_by_both_ends(ends):
     assert only(events_of(host, drain(guest)), Replied).failure["code"] == "invalid-request"
 
 
-@pytest.mark.parametrize("payload", [b"", b"[]", b"\xff", b"{", b"[" * 100_000, b'{"op": 1}', b'{"op": "rm"}', b'{"op":"stat","path":"a\\u0000"}', b"1" * 5000])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b"{",
+        b"[" * 100_000,
+        b'{"op": 1}',
+        b'{"op": "rm"}',
+        b'{"op":"stat","path":"a\\u0000"}',
+        b"1" * 5000,
+    ],
+)
 def test_malformed_requests_are_answered_not_obeyed(ends, payload: bytes):
     host, guest = ends
     assert events_of(guest, b"".join(encode(FrameType.REQUEST, 99, payload))) == []
@@ -107,12 +137,27 @@ def test_malformed_requests_are_answered_not_obeyed(ends, payload: bytes):
     assert only(events_of(host, drain(guest)), Replied).failure["code"] == "invalid-request"
 
 
-@pytest.mark.parametrize("payload", [b"", b"[]", b'{"ok": 1}', b'{"error": {}}', b'{"ok":{"pid":-1}}', b'{"ok":{"pid":1e9}}', b'{"ok":{"pid":true}}', b"{}"])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"[]",
+        b'{"ok": 1}',
+        b'{"error": {}}',
+        b'{"ok":{"pid":-1}}',
+        b'{"ok":{"pid":1e9}}',
+        b'{"ok":{"pid":true}}',
+        b"{}",
+    ],
+)
 def test_a_malformed_reply_of_a_hostile_guest_is_a_failure(ends, payload: bytes):
-    host, guest = ends
+    host, _guest = ends
     number = host.request("start", COMMAND)
     drain(host)
-    assert only(events_of(host, b"".join(encode(FrameType.REPLY, number, payload))), Replied).failure["code"] == "bad-message"
+    assert (
+        only(events_of(host, b"".join(encode(FrameType.REPLY, number, payload))), Replied).failure["code"]
+        == "bad-message"
+    )
 
 
 def test_replies_to_what_was_not_asked_are_ignored(ends):
@@ -168,10 +213,13 @@ def test_a_stream_that_skips_bytes_is_reset_not_accepted(ends, frame: tuple[Fram
 
 
 def test_an_acknowledgement_of_what_was_never_sent_is_an_error_of_the_other_side(ends):
-    host, guest = ends
+    _host, guest = ends
     guest.open_send(11, durable=True)
     guest.send(11, b"abc")
-    assert only(events_of(guest, b"".join(encode(FrameType.ACK, 11, OFFSET.pack(4)))), WasReset).failure["code"] == "protocol-error"
+    assert (
+        only(events_of(guest, b"".join(encode(FrameType.ACK, 11, OFFSET.pack(4)))), WasReset).failure["code"]
+        == "protocol-error"
+    )
 
 
 def test_an_event_waits_for_the_ends_of_its_streams(ends):
@@ -209,9 +257,13 @@ def test_a_new_hello_ends_transfers_and_requests_and_keeps_commands(ends):
     assert len(events) == 3
     host.hello()
     events = exchange(host, guest)
-    assert [(event.number, event.failure["code"]) for event in events if isinstance(event, Replied)] == [(number, "outcome-unknown")]
+    assert [(event.number, event.failure["code"]) for event in events if isinstance(event, Replied)] == [
+        (number, "outcome-unknown")
+    ]
     assert [event.number for event in events if isinstance(event, WasReset)] == [12, 12]
-    assert not [event for event in events if isinstance(event, Received)], "what is received already must not come again"
+    assert not [event for event in events if isinstance(event, Received)], (
+        "what is received already must not come again"
+    )
     guest.reply(number, {})
     guest.send(11, b"more")
     received = only(exchange(host, guest), Received)

@@ -60,7 +60,9 @@ def test_a_frame_cut_anywhere_is_dropped_and_the_greeting_after_the_padding_foun
     assert found == [Frame(FrameType.HELLO, 0, HELLO)]
 
 
-@pytest.mark.parametrize("kept", [HEADER.size, HEADER.size + 1, PAYLOAD_BYTES_MAX // 2, PAYLOAD_BYTES_MAX + HEADER.size, FRAME_BYTES_MAX - 1])
+@pytest.mark.parametrize(
+    "kept", [HEADER.size, HEADER.size + 1, PAYLOAD_BYTES_MAX // 2, PAYLOAD_BYTES_MAX + HEADER.size, FRAME_BYTES_MAX - 1]
+)
 def test_the_largest_frame_cut_anywhere_is_filled_by_the_padding(kept: int):
     cut = wire(FrameType.DATA, 1, b"z" * PAYLOAD_BYTES_MAX)[:kept]
     found = frames_of(Decoder(FrameType.HELLO), cut + PADDING + wire(FrameType.HELLO, 0, HELLO))
@@ -98,7 +100,9 @@ def test_a_malformed_header_starts_the_hunt(header: tuple[bytes, int, int, int, 
     decoder = Decoder(FrameType.HELLO)
     assert frames_of(decoder, HEADER.pack(*header) + TRAILER) == []
     assert decoder.hunting
-    assert frames_of(decoder, wire(FrameType.DATA, 1, b"lost") + wire(FrameType.HELLO, 0, HELLO)) == [Frame(FrameType.HELLO, 0, HELLO)]
+    assert frames_of(decoder, wire(FrameType.DATA, 1, b"lost") + wire(FrameType.HELLO, 0, HELLO)) == [
+        Frame(FrameType.HELLO, 0, HELLO)
+    ]
 
 
 def test_noise_does_not_accumulate():

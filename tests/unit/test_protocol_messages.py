@@ -6,7 +6,15 @@ import pytest
 
 from space.protocol.checks import MessageError
 from space.protocol.frames import PAYLOAD_BYTES_MAX
-from space.protocol.messages import check_event, check_reply, check_request, check_welcome, decode_json, encode_json, streams_of
+from space.protocol.messages import (
+    check_event,
+    check_reply,
+    check_request,
+    check_welcome,
+    decode_json,
+    encode_json,
+    streams_of,
+)
 
 START = {"id": "c", "argv": ["a"], "streams": {"stdout": 1, "stderr": 2}}
 
@@ -80,13 +88,34 @@ def test_replies_are_cut_down_to_what_is_known():
     assert check_reply("forget", {"ok": {"more": 1}}) == ({}, None)
 
 
-@pytest.mark.parametrize("error", [{}, {"code": ""}, {"code": "x" * 65}, {"code": 5}, {"code": "c", "errno": "E"}, [], None, {"code": "c", "message": "m" * 5000}])
+@pytest.mark.parametrize(
+    "error",
+    [
+        {},
+        {"code": ""},
+        {"code": "x" * 65},
+        {"code": 5},
+        {"code": "c", "errno": "E"},
+        [],
+        None,
+        {"code": "c", "message": "m" * 5000},
+    ],
+)
 def test_failures_of_a_hostile_guest_are_checked(error: Any):
     with pytest.raises(MessageError):
         check_reply("start", {"error": error})
 
 
-@pytest.mark.parametrize("event", [{}, {"event": "boom"}, {"event": ["exit"]}, {"event": "exit", "id": "c", "kind": "vanished", "produced": {}}, {"event": "exit", "id": "c", "kind": "exited", "code": 256, "produced": {}}])
+@pytest.mark.parametrize(
+    "event",
+    [
+        {},
+        {"event": "boom"},
+        {"event": ["exit"]},
+        {"event": "exit", "id": "c", "kind": "vanished", "produced": {}},
+        {"event": "exit", "id": "c", "kind": "exited", "code": 256, "produced": {}},
+    ],
+)
 def test_events_of_a_hostile_guest_are_checked(event: dict[str, Any]):
     with pytest.raises(MessageError):
         check_event(event)

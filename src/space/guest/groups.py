@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MARK = "SPACE_COMMAND"
 _OWN_HIERARCHY = "/dev/.space/pids"
+_KILL_PASSES = 20
+"""Passes in a row against something that multiplies while it is killed."""
 _PIDS_BYTES_MAX = 4 * 1024 * 1024
 
 
@@ -40,10 +42,14 @@ class Group:
 
     def kill(self) -> bool:
         """Kill every process that belongs to it now; True when there was none. To be repeated until it is."""
-        pids = self.pids()
-        for pid in pids:
-            send_signal(pid, 9)
-        return not pids
+        pids = found = self.pids()
+        for _ in range(_KILL_PASSES):
+            for pid in pids:
+                send_signal(pid, 9)
+            known, pids = set(pids), self.pids()
+            if known.issuperset(pids):
+                break  # Nothing was born meanwhile; what is dying needs no second signal.
+        return not found
 
     def remove(self) -> bool:
         """Forget the group if it is empty; False when it is not."""
@@ -70,6 +76,7 @@ class Groups:
         self._directory = directory
         self._version = 2 if directory and os.path.exists(f"{directory}/cgroup.kill") else 1
         self._count = 0
+        self._pids_max: int | None = None
 
     @property
     def kind(self) -> str:
@@ -77,12 +84,12 @@ class Groups:
         return f"cgroup{self._version}" if self._directory else "family"
 
     def limit_pids(self, count: int) -> None:
-        """Let all commands together have at most ``count`` processes and threads, if the hierarchy can count."""
-        if self._directory:
-            try:
-                _write(f"{self._directory}/pids.max", str(count))
-            except OSError:
-                pass
+        """Let commands have at most ``count`` processes and threads: together where limits are inherited (version 2),
+        else each of those that are started from now on. No effect where nothing can be counted.
+        """
+        self._pids_max = count
+        if self._directory and self._version == 2:
+            _try_write(f"{self._directory}/pids.max", str(count))
 
     def new(self, command_id: str) -> Group:
         """Return a new, empty group; raises ``OSError``."""
@@ -91,6 +98,8 @@ class Groups:
         self._count += 1
         path = f"{self._directory}/c{self._count}"
         os.mkdir(path)
+        if self._pids_max is not None and self._version == 1:
+            _try_write(f"{path}/pids.max", str(self._pids_max))
         return (ControlGroup2 if self._version == 2 else ControlGroup1)(path, self._directory)
 
 
@@ -113,10 +122,7 @@ class ControlGroup1(Group):
         return _read_pids(f"{self._path}/cgroup.procs")
 
     def kill(self) -> bool:
-        try:
-            _write(f"{self._path}/pids.max", "0")  # Nothing in it can multiply faster than it is killed.
-        except OSError:
-            pass
+        _try_write(f"{self._path}/pids.max", "0")  # Nothing in it can multiply faster than it is killed.
         return super().kill()
 
     def remove(self) -> bool:
@@ -237,3 +243,10 @@ def _write(path: str, value: str) -> None:
         os.write(fd, value.encode())
     finally:
         os.close(fd)
+
+
+def _try_write(path: str, value: str) -> None:
+    try:
+        _write(path, value)
+    except OSError:
+        pass

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from space.protocol.messages import CommandRecord, ExitRecord, StreamPlace
 
 _KILL = 9
+_REAP_MAX = 100
 _KILL_AGAIN_S = 0.005
 _KILL_FOR_S = 5.0
 """How long a tree is killed over and over before its end is reported in spite of what will not die."""
@@ -224,8 +225,11 @@ class Processes:
     # --- processes that end
 
     def reap(self) -> None:
-        """Wait for every child that has ended, the orphans that became the agent's included."""
-        while True:
+        """Wait for children that have ended, the orphans that became the agent's included.
+
+        At most so many at a time: something that forks without end must not keep the agent from ending it.
+        """
+        for _ in range(_REAP_MAX):
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
@@ -237,6 +241,7 @@ class Processes:
             command = self._by_pid.pop(pid, None)
             if command is not None:
                 self._main_ended(command, status)
+        self._loop.call_soon(self.reap)
 
     def _main_ended(self, command: Command, status: int) -> None:
         command.status = status
