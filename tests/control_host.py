@@ -93,15 +93,17 @@ async def control_over(settings: Settings, clock: Callable[[], datetime]) -> Asy
 @asynccontextmanager
 async def working(control: Control, *, reaper: bool = False) -> AsyncGenerator[None]:
     """Let the control plane's runner work, and its reaper when asked for."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(Runner(control).run())]
-        if reaper:
-            tasks.append(group.create_task(Reaper(control).run()))
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
+    # No TaskGroup: a fixture is entered and left in different tasks.
+    tasks = [asyncio.create_task(Runner(control).run())]
+    if reaper:
+        tasks.append(asyncio.create_task(Reaper(control).run()))
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(ended, asyncio.CancelledError), ended
 
 
 def settings_in(directory: Path, **fields: Any) -> Settings:

@@ -1,5 +1,6 @@
 """The HTTP application: table of routes, shape of errors, and what surrounds every request."""
 
+import functools
 from typing import Any
 
 from fastapi import FastAPI
@@ -35,7 +36,7 @@ def build_app(control: Control, figures: Figures | None = None) -> FastAPI:
     errors.install(app)
     routes.install(app, control.settings.body_mib_max * MIB)
     app.openapi = lambda: _document(app)
-    app.state.docs_page = docs.render(app.openapi())
+    app.state.docs_page = functools.cache(lambda: docs.render(app.openapi()))
     app.add_middleware(Observe, figures=figures)
     return app
 

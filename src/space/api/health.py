@@ -49,4 +49,4 @@ async def openapi(request: Request) -> Response:
 
 async def docs(request: Request) -> Response:
     """This API for people."""
-    return HTMLResponse(request.app.state.docs_page)
+    return HTMLResponse(request.app.state.docs_page())

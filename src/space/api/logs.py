@@ -3,7 +3,7 @@
 import logging
 import sys
 import traceback
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 from structlog.typing import EventDict
@@ -11,8 +11,9 @@ from structlog.typing import EventDict
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
-def configure(level: str) -> None:
-    """Set logging up for this process; unknown levels mean info."""
+def configure(level: str, stream: TextIO | None = None) -> None:
+    """Set logging up for this process, to standard error unless told otherwise; unknown levels mean info."""
+    stream = stream or sys.stderr
     number = LEVELS.get(level.lower(), LEVELS["info"])
     structlog.configure(
         processors=[
@@ -23,10 +24,10 @@ def configure(level: str) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(stream=sys.stderr, level=max(number, logging.WARNING), format='{"event": "%(name)s"}')
+    logging.basicConfig(stream=stream, level=max(number, logging.WARNING), format='{"event": "%(name)s"}')
 
 
 def _place_only(_logger: Any, _method: str, event: EventDict) -> EventDict:
