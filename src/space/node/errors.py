@@ -27,7 +27,6 @@ STATUS_BY_CODE: dict[str, int] = {
     "directory-not-empty": 409,
     "file-too-large": 413,
     "disk-full": 507,
-    "program-not-found": 422,
     "not-ready": 503,
 }
 
@@ -101,20 +100,41 @@ _BY_ERRNO: dict[int, tuple[type[errors.SpaceError], str, str]] = {
     errno.ENOSPC: (errors.GuestError, "disk-full", "The sandbox's disk is full."),
     errno.EDQUOT: (errors.GuestError, "disk-full", "The sandbox's disk is full."),
 }
-_BY_GUEST_CODE: dict[str, type[errors.SpaceError]] = {
-    "invalid-request": errors.InvalidRequest,
-    "busy": errors.LimitExceeded,
-    "outcome-unknown": errors.OutcomeUnknown,
-    "resynchronised": errors.OutcomeUnknown,
+_BY_GUEST_CODE: dict[str, tuple[type[errors.SpaceError], str | None, dict[str, str]]] = {
+    "invalid-request": (errors.InvalidRequest, None, {}),
+    "no-such-user": (errors.InvalidRequest, None, {"field": "user"}),
+    "no-such-group": (errors.InvalidRequest, None, {"field": "user"}),
+    "no-such-directory": (errors.InvalidRequest, None, {"field": "cwd"}),
+    "not-an-archive": (errors.InvalidRequest, None, {"field": "body"}),
+    "size-mismatch": (errors.InvalidRequest, None, {"field": "body"}),
+    "not-a-file": (errors.Conflict, "not-a-file", {}),
+    "not-a-terminal": (errors.Conflict, "no-tty", {}),
+    "ended": (errors.Conflict, "command-ended", {}),
+    "no-such-command": (errors.Conflict, "command-ended", {}),
+    "quiesced": (errors.Conflict, "wrong-state", {"state": "suspending"}),
+    "busy": (errors.LimitExceeded, None, {}),
+    "too-many-commands": (errors.LimitExceeded, "too-many-commands", {}),
+    "watch-limit": (errors.LimitExceeded, "watch-limit", {}),
+    "outcome-unknown": (errors.OutcomeUnknown, None, {}),
+    "resynchronised": (errors.OutcomeUnknown, None, {}),
 }
+_START_BY_GUEST_CODE: dict[str, str] = {
+    "not-found": "program-not-found",
+    "not-executable": "program-not-executable",
+    "permission-denied": "program-not-executable",
+}
+"""What these codes mean of a program that was to be started."""
 
 
-def error_from_guest(failure: Failure) -> errors.SpaceError:
+def error_from_guest(failure: Failure, op: str | None = None) -> errors.SpaceError:
     """Return a guest's failure as an error. Its code decides where it is one of ours, else the guest kernel's errno."""
     code, message, number = failure["code"], failure["message"], failure["errno"]
+    if op == "start" and code in _START_BY_GUEST_CODE:
+        return errors.InvalidRequest(message or None, code=_START_BY_GUEST_CODE[code], field="argv")
     known = _BY_GUEST_CODE.get(code)
     if known is not None:
-        return known(message or None)
+        known_class, known_code, known_details = known
+        return known_class(message or None, code=known_code, **known_details)
     if number in _BY_ERRNO:
         cls, ours, sentence = _BY_ERRNO[number]
         details: dict[str, Any] = {"errno": errno.errorcode.get(number, str(number))}

@@ -398,7 +398,7 @@ class Guest:
         if event.failure is None:
             answer.set_result(event.ok or {})
         else:
-            answer.set_exception(error_from_guest(event.failure))
+            answer.set_exception(error_from_guest(event.failure, event.op))
 
     def _on_welcomed(self, welcome: Welcome) -> None:
         self.boot_id = welcome["boot_id"]

@@ -67,7 +67,7 @@ async def read(call: Call) -> None:
 
 
 async def write(call: Call) -> None:
-    """Write a file whole; it appears under its name only when all of it has come."""
+    """Write a file. When the body breaks off, a new file is removed again and an old one is as far as it came."""
     guest, fields = _guest(call), _at_path(call)
     fields["mode"] = parse_mode(call.query.get("mode"))
     fields["exclusive"] = parse_flag(call.query, "exclusive")

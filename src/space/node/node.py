@@ -55,5 +55,5 @@ class Node:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(SWEEP_S)
+            await asyncio.sleep(min(SWEEP_S, max(1.0, self.settings.replay_s)))
             self.commands.sweep()
