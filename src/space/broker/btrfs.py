@@ -5,8 +5,12 @@ Where the data directory is not on btrfs itself, the store is a sparse file that
 
 # ruff: noqa: ASYNC240 - names in local directories are looked up in microseconds
 
+import fcntl
 import os
 import re
+import struct
+import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from space.broker.mounts import is_mounted, mount_kind
@@ -16,6 +20,8 @@ from space.errors import HostError, HostFull
 PROGRAM_S = 60.0
 FREE_MIB_MIN = 256
 _MIB = 1 << 20
+# linux/btrfs.h: BTRFS_IOC_FS_INFO, BTRFS_IOC_INO_LOOKUP, BTRFS_FIRST_FREE_OBJECTID
+_FS_INFO, _INO_LOOKUP, _FIRST_INODE = 0x8400941F, 0xD0009412, 256
 
 
 class BtrfsDisks:
@@ -89,9 +95,13 @@ class BtrfsDisks:
         await programs.check(["sync", "-f", str(self._machines / machine_id)], timeout_s=PROGRAM_S)
 
     async def used_mib(self) -> dict[str, float]:
-        known = self.known()
-        named = {row[3].rpartition("/")[2]: int(row[1]) for row in await self._groups() if len(row) == 4}
-        return {name: size / _MIB for name, size in named.items() if name in known}
+        groups = _groups_directory(self._directory)
+        found: dict[str, float] = {}
+        for machine_id in self.known():
+            with suppress(OSError):
+                group = groups / f"0_{_subvolume_id(self._machines / machine_id)}"
+                found[machine_id] = int((group / "referenced").read_text()) / _MIB
+        return found
 
     def known(self) -> set[str]:
         return {path.name for path in self._machines.iterdir()}
@@ -159,3 +169,25 @@ class BtrfsDisks:
 def _rows(output: bytes) -> list[list[str]]:
     """Parse ``qgroup show``: group, referenced, exclusive, path."""
     return [line.split() for line in output.decode().splitlines() if line.startswith("0/")]
+
+
+def _groups_directory(path: Path) -> Path:
+    """Return where the kernel shows the quota groups of the file system that `path` lies on."""
+    buffer = bytearray(1024)
+    _ask(path, _FS_INFO, buffer)
+    return Path("/sys/fs/btrfs", str(uuid.UUID(bytes=bytes(buffer[16:32]))), "qgroups")
+
+
+def _subvolume_id(path: Path) -> int:
+    buffer = bytearray(4096)
+    struct.pack_into("=QQ", buffer, 0, 0, _FIRST_INODE)
+    _ask(path, _INO_LOOKUP, buffer)
+    return struct.unpack_from("=Q", buffer)[0]
+
+
+def _ask(path: Path, request: int, buffer: bytearray) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(descriptor, request, buffer)
+    finally:
+        os.close(descriptor)
