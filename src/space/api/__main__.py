@@ -1,15 +1,18 @@
-"""Commands of the operator, run as the user of the api.
+"""Commands of an installation's operator; run them as the api's user.
 
 python -m space.api bootstrap --key-file PATH    the first project and key
 python -m space.api stop-all [--wait-s N]        stop every sandbox that has a machine, before SPACE is taken down
+python -m space.api openapi                      print the API's document
 """
 
 import argparse
 import asyncio
+import json
 import sys
 from pathlib import Path
 
 from space import settings as settings_module
+from space.api.app import document
 from space.api.server import bootstrap
 from space.api.stopping import stop_all
 from space.errors import SpaceError
@@ -22,7 +25,11 @@ def main() -> int:
     first.add_argument("--key-file", type=Path, required=True, help="where the key is written, mode 0600")
     everything = commands.add_parser("stop-all", help="stop every sandbox that runs or is paused; disks stay")
     everything.add_argument("--wait-s", type=float, default=60, help="how long to wait for them")
+    commands.add_parser("openapi", help="print the OpenAPI document")
     arguments = parser.parse_args()
+    if arguments.command == "openapi":
+        sys.stdout.write(json.dumps(document(), indent=1, ensure_ascii=False) + "\n")
+        return 0
     try:
         settings = settings_module.load()
         if arguments.command == "stop-all":

@@ -21,7 +21,27 @@ ABOUT = (
 def build_app(control: Control, figures: Figures | None = None) -> FastAPI:
     """Return the app over ``control``; it starts nothing by itself (see ``space.api.server``)."""
     figures = figures or Figures()
-    app = FastAPI(
+    app = _bare()
+    app.state.control = control
+    app.state.figures = figures
+    app.state.streams = [0]
+    errors.install(app)
+    routes.install(app, control.settings.body_mib_max * MIB)
+    app.openapi = functools.cache(lambda: _document(app))
+    app.state.docs_page = functools.cache(lambda: docs.render(app.openapi()))
+    app.add_middleware(Observe, figures=figures)
+    return app
+
+
+def document() -> dict[str, Any]:
+    """Return the OpenAPI document, without a control plane behind it."""
+    app = _bare()
+    routes.install(app, MIB)
+    return _document(app)
+
+
+def _bare() -> FastAPI:
+    return FastAPI(
         title="SPACE",
         version="1",
         description=ABOUT,
@@ -30,20 +50,11 @@ def build_app(control: Control, figures: Figures | None = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.control = control
-    app.state.figures = figures
-    app.state.streams = [0]
-    errors.install(app)
-    routes.install(app, control.settings.body_mib_max * MIB)
-    app.openapi = lambda: _document(app)
-    app.state.docs_page = functools.cache(lambda: docs.render(app.openapi()))
-    app.add_middleware(Observe, figures=figures)
-    return app
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        document.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        app.openapi_schema = document
-    return app.openapi_schema
+    made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    components = made.setdefault("components", {})
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    components["schemas"] |= routes.schemas()
+    return made

@@ -194,6 +194,16 @@ def _plain(row: Row) -> ASGIApp | None:
     return request_response(answer)
 
 
+def schemas() -> dict[str, Any]:
+    """Return the schemas of bodies that the node reads, which FastAPI does not know of."""
+    found: dict[str, Any] = {}
+    for row in ROUTES:
+        if isinstance(row.body, type):
+            schema = row.body.model_json_schema(ref_template="#/components/schemas/{model}")
+            found |= schema.pop("$defs", {}) | {row.body.__name__: schema}
+    return found
+
+
 def _operation_id(row: Row) -> str:
     module = row.function.__module__.rpartition(".")[2]
     return f"{module}.{row.function.__name__.rstrip('_')}"
@@ -225,9 +235,8 @@ def _extra(row: Row) -> dict[str, Any]:
     if isinstance(row.body, str):
         extra["requestBody"] = {"required": True, "content": {row.body: {}}}
     elif row.body is not None:
-        schema = row.body.model_json_schema(ref_template="#/components/schemas/{model}")
-        schema.pop("$defs", None)
-        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        reference = {"$ref": f"#/components/schemas/{row.body.__name__}"}
+        extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": reference}}}
     if row.query:
         extra["parameters"] = [
             {"name": name, "in": "query", "required": name == "path", "description": text, "schema": {"type": "string"}}
