@@ -172,6 +172,12 @@ def test_a_user_has_no_more_rights_than_its_own(peer: Peer):
     assert (info["uid"], info["gid"], info["mode"]) == (1000, 1000, 0o640)
 
 
+def test_the_agent_is_spared_by_the_memory_killer_and_its_commands_are_not(peer: Peer):
+    for user in ("root", "user"):
+        assert peer.run("cat", "/proc/self/oom_score_adj", user=user).stdout.strip() == b"0"
+        assert peer.run("cat", "/proc/1/oom_score_adj").stdout.strip() == b"-1000"
+
+
 def test_files_are_the_guests_own(peer: Peer, machine: Machine):
     """F4"""
     (machine.root / "etc/shadow").write_text("the guest's own\n")

@@ -16,6 +16,7 @@ from space.guest.groups import Groups
 from space.guest.loop import READ, WRITE, Loop
 from space.guest.processes import Processes
 from space.guest.requests import Requests
+from space.guest.spawning import spare_from_memory_killer
 from space.guest.system import call
 from space.protocol.events import Ended, Greeted, Received, Requested, WasReset, Writable
 from space.protocol.guest import GuestChannel
@@ -56,10 +57,9 @@ def _protect() -> None:
     """Orphans come to the agent, and the kernel's memory killer goes for others first."""
     try:
         call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write("-1000")
     except OSError:
-        pass  # Not root, in a test; as the first process of a sandbox it is.
+        pass  # As the first process of a sandbox it has them anyway.
+    spare_from_memory_killer()
 
 
 class Agent:
@@ -74,6 +74,8 @@ class Agent:
         self._boot_id = _boot_id()
         self._requests = Requests(self._channel, self._loop, self._processes, self._on_error)
         self._sink_watched = False
+        self._source_paused = False
+        self._retrying = False
         self._reopen_s = _REOPEN_S_MIN
         self.last_error = ""
         for fd in (source_fd, sink_fd):
@@ -99,6 +101,7 @@ class Agent:
     def _on_readable(self, _events: int) -> None:
         for _ in range(_READS_MAX):
             if self._channel.congested:
+                self._source_paused = True
                 self._loop.watch(self._source, 0, self._on_readable)
                 return
             try:
@@ -127,7 +130,6 @@ class Agent:
 
     def _flush(self) -> None:
         channel = self._channel
-        was_congested = channel.congested
         blocked = False
         try:
             while buffers := channel.outgoing():
@@ -135,13 +137,21 @@ class Agent:
         except BlockingIOError:
             blocked = True
         except OSError:
-            blocked = False
-            self._loop.call_at(time.monotonic() + _REOPEN_S_MAX, lambda: None)  # Nobody reads: try again later.
+            self._retry_later()  # Nobody has the other end open.
         if blocked != self._sink_watched:
             self._sink_watched = blocked
             self._loop.watch(self._sink, WRITE if blocked else 0, lambda _events: None)
-        if was_congested and not channel.congested:
+        if self._source_paused and not channel.congested:
+            self._source_paused = False
             self._loop.watch(self._source, READ, self._on_readable)
+
+    def _retry_later(self) -> None:
+        def flush_again() -> None:
+            self._retrying = False  # Being called is enough: the loop flushes before it waits.
+
+        if not self._retrying:
+            self._retrying = True
+            self._loop.call_at(time.monotonic() + _REOPEN_S_MAX, flush_again)
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Requested):

@@ -16,6 +16,7 @@ from space.guest.system import ActingAs, Identity, Refused, refused
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from types import TracebackType
 
     from space.guest.groups import Group
 
@@ -54,6 +55,36 @@ class Program:
         self.terminal: str | None = None
 
 
+class _Exposed:
+    """While entered, what this process starts is not spared by the kernel's memory killer, as the agent itself is."""
+
+    fd: int | None = None
+
+    def __enter__(self) -> None:
+        if self.fd is not None:
+            os.pwrite(self.fd, b"0", 0)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.fd is not None:
+            os.pwrite(self.fd, _SPARED, 0)
+
+
+_SPARED = b"-1000"
+_exposed = _Exposed()
+
+
+def spare_from_memory_killer() -> None:
+    """Have the kernel's memory killer go for others first; programs started later are not spared. Needs root."""
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        os.pwrite(fd, _SPARED, 0)
+    except OSError:
+        return  # Not root, in a test.
+    _exposed.fd = fd
+
+
 def environment(identity: Identity, *layers: Mapping[str, str]) -> dict[str, str]:
     """Return the variables a program gets: what its user implies, then each layer over the last, unexpanded."""
     env = {
@@ -80,7 +111,7 @@ def spawn(program: Program, group: Group) -> int:
     argv = [os.fsencode(word) for word in program.argv]
     env = {os.fsencode(name): os.fsencode(value) for name, value in program.env.items()}
     # SAFETY: during the call this thread has the user's rights; all the agent's descriptors are close-on-exec.
-    with group, ActingAs(program.identity, wholly=True):
+    with _exposed, group, ActingAs(program.identity, wholly=True):
         try:
             _enter_directory(program.cwd)
             path = find_program(program.argv[0], program.env.get("PATH", PATH_DEFAULT))

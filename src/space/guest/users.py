@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from space.guest.system import Identity, Refused, refused
 
 TYPE_CHECKING = False
@@ -9,6 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _FILE_BYTES_MAX = 4 * 1024 * 1024
+_REMEMBERED_BYTES_MAX = 64 * 1024
+_known: dict[str, tuple[tuple[int, ...], list[list[str]]]] = {}
 _ID_MAX = 2**32 - 2
 _GROUPS_MAX = 1024
 
@@ -82,18 +86,24 @@ def _groups_of(name: str, root: str) -> Iterator[int]:
             yield gid
 
 
-def _entries(path: str, width: int) -> Iterator[list[str]]:
+def _entries(path: str, width: int) -> list[list[str]]:
+    """Return the file's entries; read anew only when the file is another one than before."""
     try:
+        status = os.stat(path)
+        key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        known = _known.get(path)
+        if known is not None and known[0] == key:
+            return known[1]
         with open(path, "rb") as file:
             text = file.read(_FILE_BYTES_MAX).decode("utf-8", "surrogateescape")
     except FileNotFoundError:
-        return
+        return []
     except OSError as error:
         raise refused(error, path) from error
-    for line in text.split("\n"):
-        fields = line.split(":")
-        if len(fields) >= width:
-            yield fields
+    entries = [fields for line in text.split("\n") if len(fields := line.split(":")) >= width]
+    if len(text) <= _REMEMBERED_BYTES_MAX:
+        _known[path] = (key, entries)
+    return entries
 
 
 def _number(text: str) -> int | None:

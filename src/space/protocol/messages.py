@@ -34,8 +34,8 @@ PATH_BYTES_MAX = 4096
 ARGUMENTS_MAX = 16384
 ENVIRONMENT_MAX = 4096
 TEXT_BYTES_MAX = 128 * 1024
-COMMANDS_MAX = 512
-"""Commands a guest keeps a record of at one time, running or ended but not yet forgotten."""
+COMMANDS_MAX = 256
+"""Commands a guest keeps a record of at one time, running or ended but not yet forgotten; all fit into WELCOME."""
 REQUESTS_MAX = 1024
 """Requests without an answer at one time."""
 
