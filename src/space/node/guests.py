@@ -194,7 +194,10 @@ class Guest:
 
     def new_number(self) -> int:
         """Return a number for a stream that was never used before while the machine lives."""
-        return self._channel.new_number()
+        try:
+            return self._channel.new_number()
+        except ChannelError as error:
+            raise MachineLost("The guest agent left no stream numbers.", code="protocol-violation") from error
 
     def receive(self, number: int, user: StreamUser, *, durable: bool = False, offset: int = 0) -> None:
         """Begin to receive on a stream, of which ``offset`` bytes are safe already."""

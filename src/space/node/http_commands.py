@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from space.errors import InvalidRequest
+from space.model.command import CommandState
 from space.model.ids import is_id
 from space.node.http import NDJSON_TYPE, Call
 from space.node.ndjson import Lines
@@ -70,7 +71,11 @@ async def signal(call: Call) -> None:
     tree = body.get("tree", True)
     if type(tree) is not bool:
         raise InvalidRequest("`tree` must be true or false.", field="tree")
-    await _session(call).signal(parse_signal(body.get("signal")), tree=tree)
+    number = parse_signal(body.get("signal"))
+    session = _session(call)
+    if session.record.state is CommandState.RUNNING:
+        call.node.machines.guest(session.record.sandbox_id)
+    await session.signal(number, tree=tree)
     await call.answer_empty()
 
 

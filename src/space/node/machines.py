@@ -39,6 +39,8 @@ IMAGE_S = 600.0
 QUIESCE_S = 60.0
 ENTROPY_BYTES = 64
 ADOPT_PAUSE_S = 0.5
+DYING_S = 5.0
+DYING_PAUSE_S = 0.05
 
 
 class Machines:
@@ -265,11 +267,7 @@ class Machines:
         async with machine.turn:
             if machine.guest is not guest:
                 return
-            seen: dict[str, Any] = {}
-            try:
-                seen = await self._broker.call("inspect", timeout_s=QUICK_S, machine=machine.id)
-            except SpaceError as error:
-                log.warning("machine cannot be inspected", machine=machine.id, code=error.code)
+            seen = await self._look_after_end(machine, cause)
             machine.guest = None
             if seen.get("state") == "running":
                 # The machine is there, but its agent is not to be spoken with.
@@ -280,6 +278,19 @@ class Machines:
                 self._events.publish({"machine": machine.id, "event": "exited", "cause": machine.cause})
             oom = machine.cause == "oom-killed"
             self._commands.machine_lost(machine.id, ExitKind.OOM_KILLED if oom else ExitKind.LOST)
+
+    async def _look_after_end(self, machine: Machine, cause: str) -> dict[str, Any]:
+        """Inspect a machine. One whose channel reached its end is dying: it closes its files before it is seen dead."""
+        deadline = time.monotonic() + DYING_S
+        while True:
+            try:
+                seen = await self._broker.call("inspect", timeout_s=QUICK_S, machine=machine.id)
+            except SpaceError as error:
+                log.warning("machine cannot be inspected", machine=machine.id, code=error.code)
+                return {}
+            if cause != "machine-exited" or seen.get("state") != "running" or time.monotonic() > deadline:
+                return seen
+            await asyncio.sleep(DYING_PAUSE_S)
 
     # --- private
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from space.errors import Conflict, HostFull, OutcomeUnknown, SpaceError
+from space.errors import Conflict, HostFull, OutcomeUnknown, SpaceError, Unavailable
 from space.model.command import CommandState, Exit, ExitKind
 from space.node.guests import Guest
 from space.node.readers import Exited, Reader
@@ -287,8 +287,10 @@ class Session:
     def _running(self) -> Guest:
         if self.record.state is CommandState.CREATED:
             raise Conflict("The command has not been started.", code="not-started", state="created")
-        if self.ended or self._guest is None:
+        if self.ended:
             raise Conflict("The command has ended.", code="command-ended", state="ended")
+        if self._guest is None:
+            raise Unavailable("The sandbox's guest agent is not ready.", code="not-ready")
         return self._guest
 
     def _with_stdin(self) -> Stdin:
