@@ -320,6 +320,14 @@ def test_lifecycle_verbs_wait_for_their_operation_and_refresh(server: ScriptedSe
     assert sbx.state == "suspended"
 
 
+def test_a_verb_that_is_done_in_time_needs_one_request(server: ScriptedServer, sbx: Sandbox) -> None:
+    server.on(f"POST /v1/sandboxes/{ID}/pause", {"sandbox": sandbox(state="paused"), "operation": operation()})
+    asked = len(server.seen)
+    sbx.pause()
+    assert sbx.state == "paused"
+    assert len(server.seen) == asked + 1
+
+
 def test_a_verb_without_waiting_returns_at_once(server: ScriptedServer, sbx: Sandbox) -> None:
     server.on(f"POST /v1/sandboxes/{ID}/start", {"sandbox": sandbox(), "operation": operation("pending")})
     assert sbx.boot(wait_s=None).state == "pending"

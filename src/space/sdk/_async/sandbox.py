@@ -307,11 +307,14 @@ class AsyncSandbox:
         headers = waiting(held_s) if held_s else {}
         request = Request(method=method, path=path, headers=headers, read_s=READ_TIMEOUT_S + (held_s or 0))
         answer = await self.client.transport.call(request)
-        operation = Operation.parse(answer.get("operation", answer))
-        if wait_s:
-            operation = await self.client.operations.wait(operation, timeout_s=wait_s)
-            if refresh:
-                await self.refresh()
+        operation = Operation.parse(answer["operation"])
+        self.info = SandboxInfo.parse(answer["sandbox"])
+        if not wait_s:
+            return operation
+        in_time = operation.finished
+        operation = await self.client.operations.wait(operation, timeout_s=wait_s)
+        if not in_time and refresh:
+            await self.refresh()
         return operation
 
     async def _wait_created(self, operation: Operation, wait_s: float) -> None:
