@@ -17,7 +17,7 @@ from space.guest.loop import READ, WRITE, Loop
 from space.guest.processes import Processes
 from space.guest.requests import Requests
 from space.guest.spawning import spare_from_memory_killer
-from space.guest.system import call
+from space.guest.system import call, keep_freed_memory
 from space.protocol.events import Ended, Greeted, Received, Requested, WasReset, Writable
 from space.protocol.guest import GuestChannel
 
@@ -43,6 +43,7 @@ def main() -> None:
     os.chdir("/")
     os.umask(0o022)
     _protect()
+    keep_freed_memory()
     directory = sys.argv[2] if len(sys.argv) == 3 and sys.argv[1] == "--cgroups" else None
     agent = Agent(source, sink, Groups(directory))
     signal.set_wakeup_fd(agent.wake_fd, warn_on_full_buffer=False)
