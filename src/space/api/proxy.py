@@ -105,8 +105,7 @@ async def _chunks(request: Request) -> AsyncGenerator[bytes]:
 
 
 def _kept(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
-    return [
-        (name.lower(), value)
-        for name, value in response.raw_headers
-        if name.decode("latin-1").lower() in RESPONSE_HEADERS
-    ]
+    kept = [(name.lower(), value) for name, value in response.raw_headers]
+    kept = [(name, value) for name, value in kept if name.decode("latin-1") in RESPONSE_HEADERS]
+    # What a guest has written must not act as a page of this origin in somebody's browser.
+    return [*kept, (b"content-security-policy", b"sandbox; default-src 'none'")]

@@ -72,11 +72,16 @@ async def bootstrap(settings: Settings, key_file: Path | None = None) -> str | N
     """
 
     def keep(secret: str) -> None:
-        if key_file is not None:
+        if key_file is None:
+            return
+        try:
             descriptor = os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 os.fchmod(descriptor, 0o600)
                 file.write(f"{secret}\n")
+        except OSError as error:
+            message = f"The key cannot be written to {key_file}: {error.strerror}."
+            raise HostError(message, code="key-file") from error
 
     async with open_control(settings) as control:
         missing = key_file is not None and not await asyncio.to_thread(key_file.exists)

@@ -144,7 +144,7 @@ class Node:
             raise OutcomeUnknown("The node's answer was lost.") from error
 
     def _connected(self) -> aiohttp.ClientSession:
-        if self._session is None:
+        if self._session is None or self._session.closed:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.UnixConnector(str(self._socket), limit=0),
                 auto_decompress=False,
