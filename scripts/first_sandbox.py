@@ -3,7 +3,8 @@
     first_sandbox.py show          what `up` prints at its end
     first_sandbox.py check URL     0 when the credentials are for that address and their key is accepted
 
-Credentials (``{"url": …, "api_key": …}``) come on standard input, and go to curl in a file of headers, never as an argument.
+Credentials (``{"url": …, "api_key": …}``) come on standard input and go to curl in a file of headers, never as an
+argument.
 """
 
 import json
@@ -24,8 +25,8 @@ class Curl:
 
     def __call__(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any], float]:
         """Status, JSON and seconds of one request."""
-        words = ["curl", "--silent", "--show-error", "--max-time", "90", "--request", method, "--write-out", "\n%{http_code}"]
-        words += ["--header", f"@{self._headers}", f"{self._url}{path}"]
+        words = ["curl", "--silent", "--show-error", "--max-time", "90", "--write-out", "\n%{http_code}"]
+        words += ["--request", method, "--header", f"@{self._headers}", f"{self._url}{path}"]
         if body is not None:
             words += ["--data", json.dumps(body)]
         began = time.monotonic()
