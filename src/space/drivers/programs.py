@@ -8,7 +8,9 @@ kernel copies mounts, and lets the *thread* enter namespaces which the child inh
 
 import asyncio
 import ctypes
+import errno
 import os
+import struct
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -31,6 +33,10 @@ log = structlog.get_logger()
 _CLONE_FS, _CLONE_NEWNS, _CLONE_NEWNET = 0x200, 0x20000, 0x40000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
+
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _SECCOMP_ALLOW, _SECCOMP_ERRNO = 22, 2, 0x7FFF0000, 0x00050000
+_BPF = struct.Struct("=HBBI")
+_BPF_LOAD, _BPF_JEQ, _BPF_RETURN = 0x20, 0x15, 0x06
 
 # Joins every cgroup named before "--" (0 means the writer), then becomes the program. Data only ever arrives as
 # arguments.
@@ -58,6 +64,8 @@ class Confinement:
     """(file, target) pairs bind-mounted in a mount namespace of the program's own."""
     hidden: tuple[Path, ...] = ()
     """Directories covered by an empty tmpfs in that namespace."""
+    without: tuple[int, ...] = ()
+    """Numbers of system calls that the kernel says it does not have."""
     read_only: tuple[Path, ...] = ()
     """Directories that are read-only in that namespace, and in every bind mount made of them there."""
 
@@ -219,6 +227,29 @@ def _enter(within: Confinement) -> None:
         for directory in within.read_only:
             _mount(str(directory), directory, None, _MS_BIND)
             _mount(None, directory, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
+    if within.without:
+        _deny(within.without)
+
+
+def _deny(numbers: tuple[int, ...]) -> None:
+    """Let the calling thread, and what it starts, find these system calls missing (ENOSYS). See seccomp(2)."""
+    found = [_BPF.pack(_BPF_JEQ, len(numbers) - place, 0, number) for place, number in enumerate(numbers)]
+    # Load the number; every match jumps behind "allow" to the last instruction.
+    instructions = [_BPF.pack(_BPF_LOAD, 0, 0, 0), *found]
+    instructions += [
+        _BPF.pack(_BPF_RETURN, 0, 0, _SECCOMP_ALLOW),
+        _BPF.pack(_BPF_RETURN, 0, 0, _SECCOMP_ERRNO | errno.ENOSYS),
+    ]
+    code = ctypes.create_string_buffer(b"".join(instructions))
+    program = _BpfProgram(len(instructions), ctypes.addressof(code))
+    # SAFETY: only takes away, only from this thread and its child; the structures outlive the call, which copies them.
+    _call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0)
+
+
+class _BpfProgram(ctypes.Structure):
+    """`struct sock_fprog` of linux/filter.h."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
 def _mount(source: str | None, target: Path, kind: str | None, flags: int) -> None:
