@@ -127,6 +127,7 @@ def sandbox(**fields: Any) -> dict[str, Any]:
         "on_timeout": "delete",
         "deadline_at": None,
         "failure": None,
+        "operation_id": "opaaaaaaaaaaaaaaaa",
         "created_at": "2026-01-02T03:04:05Z",
         **fields,
     }

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import termios
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -188,6 +189,28 @@ def test_ctrl_c_goes_to_the_program_and_its_end_to_us(server: ScriptedServer) ->
     assert server.requests(f"DELETE /v1/sandboxes/{ID}")
 
 
+def test_an_interrupt_before_the_sandbox_is_ready_leaves_no_sandbox(server: ScriptedServer) -> None:
+    asked = threading.Event()
+
+    async def never(_request: Any) -> Response:
+        asked.set()
+        await asyncio.sleep(60)
+        return Response(status_code=500)
+
+    server.on(
+        "POST /v1/sandboxes", {"sandbox": sandbox(state="creating", ready=False), "operation": operation("pending")}
+    )
+    server.on("GET /v1/operations/opaaaaaaaaaaaaaaaa", never)
+    process = subprocess.Popen(
+        [*SPACE, "run", "base", "true"], env=environment(server), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    assert asked.wait(timeout=30)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+    assert b"Traceback" not in process.stderr.read()
+    assert server.requests(f"DELETE /v1/sandboxes/{ID}")
+
+
 def test_a_reader_that_has_enough_ends_the_program(server: ScriptedServer) -> None:
     async def endless(websocket: WebSocket) -> None:
         await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
@@ -277,6 +300,16 @@ def test_lifecycle_verbs_take_many_and_one_that_fails_keeps_no_other(server: Scr
     assert space(server, "start", "demo").returncode == 0
     done = space(server, "rm", "demo", "--no-wait")
     assert done.stdout.decode() == "opaaaaaaaaaaaaaaaa\n"
+
+
+def test_a_result_can_be_had_as_json(server: ScriptedServer) -> None:
+    result = {"exit": {"kind": "exited", "code": 3, "signal": None}, "stdout": "o", "stderr": "e", "encoding": "utf-8"}
+    server.on(f"POST /v1/sandboxes/{ID}/exec", result)
+    done = space(server, "exec", "--json", "demo", "--", "x", "--json", stdin=b"fed")
+    assert done.returncode == 3
+    shown = json.loads(done.stdout)
+    assert (shown["exit"]["code"], shown["stdout"], shown["stderr"]) == (3, "o", "e")
+    assert server.requests(f"POST /v1/sandboxes/{ID}/exec")[0].json == {"argv": ["x", "--json"], "stdin_text": "fed"}
 
 
 def test_create_prints_the_id_alone(server: ScriptedServer) -> None:

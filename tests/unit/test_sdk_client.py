@@ -14,6 +14,7 @@ from space import (
     Client,
     CommandFailed,
     Conflict,
+    HostError,
     NotFound,
     OutcomeUnknown,
     Sandbox,
@@ -121,12 +122,39 @@ def test_create_goes_on_waiting_when_the_answer_came_early(server: ScriptedServe
     assert float(server.requests("GET /v1/operations/opaaaaaaaaaaaaaaaa")[0].query["wait_s"]) > 1
 
 
-def test_a_create_that_fails_raises_what_it_failed_with(server: ScriptedServer, client: Client) -> None:
-    failed = operation("failed", error={"code": "machine-exited", "message": "it fell over"})
-    server.on("POST /v1/sandboxes", {"sandbox": sandbox(state="failed"), "operation": failed})
+def test_a_create_that_fails_raises_what_it_failed_with_and_leaves_nothing(
+    server: ScriptedServer, client: Client
+) -> None:
+    failed = operation("failed", error={"code": "start-failed", "message": "it fell over"})
+    server.on(
+        "POST /v1/sandboxes", {"sandbox": sandbox(state="creating", ready=False), "operation": operation("pending")}
+    )
+    server.on("GET /v1/operations/opaaaaaaaaaaaaaaaa", failed)
+    server.on(f"DELETE /v1/sandboxes/{ID}", {"sandbox": sandbox(state="deleting"), "operation": operation()})
     with pytest.raises(SandboxError, match="it fell over") as caught:
         Sandbox.create(client=client)
-    assert caught.value.code == "machine-exited"
+    assert caught.value.code == "start-failed"
+    assert server.seen[-1].method == "DELETE"
+
+
+def test_a_create_that_fails_while_it_is_waited_for_leaves_nothing_either(
+    server: ScriptedServer, client: Client
+) -> None:
+    server.on("POST /v1/sandboxes", error(500, "start-failed", sandbox_id=ID))
+    server.on(f"DELETE /v1/sandboxes/{ID}", {"sandbox": sandbox(state="deleting"), "operation": operation()})
+    with pytest.raises(HostError):
+        Sandbox.create(client=client)
+    assert server.seen[-1].method == "DELETE"
+    with pytest.raises(HostError):
+        Sandbox.create(client=client, keep=True)
+    assert server.seen[-1].method == "POST"
+
+
+def test_a_sandbox_that_goes_to_rest_instead_is_not_waited_for(server: ScriptedServer, client: Client) -> None:
+    server.on(f"GET /v1/sandboxes/{ID}", sandbox(state="stopped", ready=False))
+    server.on("GET /v1/operations/opaaaaaaaaaaaaaaaa", operation())
+    with pytest.raises(Conflict):
+        Sandbox.connect(ID, client=client).wait_ready()
 
 
 def test_a_lost_answer_to_create_is_asked_for_again_with_the_same_key(server: ScriptedServer, client: Client) -> None:

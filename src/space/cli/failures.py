@@ -4,6 +4,7 @@ import json
 import sys
 from typing import NoReturn
 
+from space.cli.show import one_line
 from space.errors import HostFull, NotFound, OutcomeUnknown, SpaceError, Unauthenticated
 
 ERROR = 1
@@ -46,9 +47,9 @@ def tell(error: SpaceError) -> None:
         described = {"code": error.code, "message": error.message, "details": error.details}
         print(json.dumps({"error": described}), file=sys.stderr)
         return
-    print(f"space: {error.message}", file=sys.stderr)
+    print(f"space: {one_line(error.message)}", file=sys.stderr)
     if step := next_step(error):
-        print(f"       {step}", file=sys.stderr)
+        print(f"       {one_line(step)}", file=sys.stderr)
 
 
 def fail(error: SpaceError, status: int = ERROR) -> NoReturn:

@@ -5,14 +5,14 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from space.cli import streaming, terminal
-from space.cli.exec_ import start
-from space.cli.failures import PLATFORM, fail, program_status
+from space.cli.exec_ import carry_out
+from space.cli.failures import fail, program_status
 from space.cli.targets import (
     CpusOption,
     CwdOption,
     DiskOption,
     EnvOption,
+    JsonOption,
     MemoryOption,
     MetadataOption,
     NameOption,
@@ -42,6 +42,7 @@ def run(
     no_stdin: NoStdinOption = False,
     tty: TtyOption = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the sandbox; its id goes to standard error.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run a program in a fresh sandbox, and delete the sandbox.
 
@@ -58,21 +59,16 @@ def run(
         "memory_mib": memory,
         "disk_mib": disk,
     }
-    variables = pairs(env, "--env")
+    how = {"env": pairs(env, "--env"), "user": user, "cwd": cwd, "timeout_s": timeout}
     try:
-        with open_client() as client, cast("Any", Sandbox.create)(template, client=client, **options) as sandbox:
+        # Not waited for yet: whoever is interrupted from here on has a sandbox to delete.
+        make = cast("Any", Sandbox.create)
+        with open_client() as client, make(template, client=client, wait_s=None, **options) as sandbox:
             if keep:
                 sandbox.detach()
                 print(f"space: {sandbox.id}", file=sys.stderr)
-            stdin = not no_stdin and streaming.stdin_is_for_programs()
-            command = start(
-                sandbox, program, stdin=stdin, tty=tty, env=variables, user=user, cwd=cwd, timeout_s=timeout
-            )
-            if tty:
-                terminal.hand_over(command)
-                status = command.exit.status if command.exit else PLATFORM
-            else:
-                status = streaming.run_through(command, stdin=stdin)
+            sandbox.wait_ready()
+            status = carry_out(sandbox, program, how, stdin=not no_stdin, tty=tty, as_json=as_json)
     except SpaceError as error:
         fail(error, program_status(error))
     raise typer.Exit(status)

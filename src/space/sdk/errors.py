@@ -16,6 +16,7 @@ BY_STATUS: dict[int, type[errors.SpaceError]] = {
     416: errors.InvalidRequest,
     422: errors.InvalidRequest,
     429: errors.LimitExceeded,
+    500: errors.HostError,
     502: errors.SandboxError,
     503: errors.Unavailable,
     504: errors.OutcomeUnknown,

@@ -216,6 +216,8 @@ class SandboxInfo:
     created_at: datetime | None = None
     deadline_at: datetime | None = None
     failure: Failure | None = None
+    operation_id: str | None = None
+    """The lifecycle change that was asked for last."""
     raw: Json = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -233,6 +235,7 @@ class SandboxInfo:
             created_at=parse_time(data.get("created_at")),
             deadline_at=parse_time(data.get("deadline_at")),
             failure=Failure.parse(data.get("failure")),
+            operation_id=data.get("operation_id"),
             raw=data,
         )
 

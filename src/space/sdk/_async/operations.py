@@ -38,7 +38,10 @@ class AsyncOperations:
         Raises what it failed with, and ``OutcomeUnknown`` when it still goes on after ``timeout_s`` seconds.
         """
         deadline = time.monotonic() + timeout_s
-        current = operation if isinstance(operation, Operation) else await self.get(operation)
+        if isinstance(operation, Operation):
+            current = operation
+        else:
+            current = await self.get(operation, wait_s=max(0.1, min(POLL_S, timeout_s)))
         while not current.finished:
             left_s = deadline - time.monotonic()
             if left_s <= 0:

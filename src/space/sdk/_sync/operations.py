@@ -39,7 +39,10 @@ class Operations:
         Raises what it failed with, and ``OutcomeUnknown`` when it still goes on after ``timeout_s`` seconds.
         """
         deadline = time.monotonic() + timeout_s
-        current = operation if isinstance(operation, Operation) else self.get(operation)
+        if isinstance(operation, Operation):
+            current = operation
+        else:
+            current = self.get(operation, wait_s=max(0.1, min(POLL_S, timeout_s)))
         while not current.finished:
             left_s = deadline - time.monotonic()
             if left_s <= 0:

@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 from urllib.parse import urlsplit
 
-from space.errors import NotFound
+from space.errors import Conflict, NotFound, OutcomeUnknown, SpaceError
 from space.sdk._sync.client import Client
 from space.sdk._sync.command import Command
 from space.sdk._sync.dataplane import DataPlane
 from space.sdk._sync.files import Files
-from space.sdk._sync.operations import failure, pages
+from space.sdk._sync.operations import pages
 from space.sdk.backends.threads import sleep
 from space.sdk.options import CommandOptions, SandboxOptions, command_body, sandbox_body
 from space.sdk.requests import READ_TIMEOUT_S, Endpoint, Request, creating, present, waiting
@@ -29,9 +29,11 @@ from space.sdk.types import (
     Tty,
 )
 
+RESTING: frozenset[State] = frozenset({"paused", "suspended", "stopped", "failed", "deleted"})
 Verb = Literal["pause", "resume", "suspend", "wake", "stop", "start"]
 HELD_S_MAX = 30.0
 """How long one answer is held open; longer waits are made of several."""
+POLL_S = 0.05
 EXEC_MARGIN_S = 60.0
 STDIN_TEXT_BYTES_MAX = 256 * 1024
 
@@ -83,31 +85,39 @@ class Sandbox:
     ) -> Self:
         """Make a sandbox and return it once it is running and ready; with ``wait_s`` None as soon as it is accepted.
 
-        ``keep`` leaves it in place at the end of a ``with`` block. A request whose answer is lost is sent again without
-        making a second sandbox. Options: see `SandboxOptions`. Without ``client`` the sandbox has connections of its
-        own; share one `Client` between many sandboxes.
+        ``keep`` leaves it in place at the end of a ``with`` block, and also when it does not become ready. A request
+        whose answer is lost is sent again without making a second sandbox. Options: see `SandboxOptions`. Without
+        ``client`` the sandbox has connections of its own; share one `Client` between many sandboxes.
         """
-        body = sandbox_body(template, options)
         used = client or Client(url, api_key)
         try:
-            held_s = min(wait_s, HELD_S_MAX) if wait_s else None
-            request = Request(
-                method="POST",
-                path="/v1/sandboxes",
-                body=body,
-                headers=creating(wait_s=held_s),
-                read_s=READ_TIMEOUT_S + (held_s or 0),
-            )
-            answer = used.transport.call(request)
+            answer = cls._request_create(used, sandbox_body(template, options), wait_s, keep=keep)
             sandbox = cls(used, SandboxInfo.parse(answer["sandbox"]), keep=keep, owns_client=client is None)
-            sandbox._plane.offer(answer.get("access"))
             if wait_s:
-                sandbox._wait_created(Operation.parse(answer["operation"]), wait_s)
+                try:
+                    sandbox.wait_ready(timeout_s=wait_s)
+                except BaseException:
+                    if not keep:
+                        _remove(used, sandbox.id)
+                    raise
         except BaseException:
             if client is None:
                 used.close()
             raise
         return sandbox
+
+    @staticmethod
+    def _request_create(client: Client, body: dict[str, Any], wait_s: float | None, *, keep: bool) -> dict[str, Any]:
+        held_s = min(wait_s, HELD_S_MAX) if wait_s else None
+        headers, read_s = creating(wait_s=held_s), READ_TIMEOUT_S + (held_s or 0)
+        request = Request(method="POST", path="/v1/sandboxes", body=body, headers=headers, read_s=read_s)
+        try:
+            return client.transport.call(request)
+        except SpaceError as error:
+            failed = error.details.get("sandbox_id")
+            if failed and not keep:
+                _remove(client, str(failed))
+            raise
 
     @classmethod
     def connect(
@@ -269,6 +279,27 @@ class Sandbox:
         self.info = self.client.sandbox_info(self.id)
         return self.info
 
+    def wait_ready(self, *, timeout_s: float = 120.0) -> SandboxInfo:
+        """Wait until it runs and its guest has answered.
+
+        Raises what its present operation fails with, and ``OutcomeUnknown`` when ``timeout_s`` seconds were not enough.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not (self.state == "running" and self.info.ready):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise OutcomeUnknown(f"Sandbox {self.id} is not ready yet; it is {self.state}.", code="not-ready")
+            if self.info.operation_id is not None and self.state != "running":
+                self.client.operations.wait(self.info.operation_id, timeout_s=left_s)
+            self.refresh()
+            if self.state in RESTING:
+                raise Conflict(
+                    f"Sandbox {self.id} does not run; it is {self.state}.", code="wrong-state", state=self.state
+                )
+            if not self.info.ready:
+                sleep(POLL_S)
+        return self.info
+
     def update(
         self,
         *,
@@ -316,16 +347,11 @@ class Sandbox:
             self.refresh()
         return operation
 
-    def _wait_created(self, operation: Operation, wait_s: float) -> None:
-        if operation.state == "failed":
-            raise failure(operation)
-        deadline = time.monotonic() + wait_s
-        if not operation.finished:
-            self.client.operations.wait(operation, timeout_s=wait_s)
-            self.refresh()
-        while not self.info.ready and self.state == "running" and time.monotonic() < deadline:
-            sleep(0.05)
-            self.refresh()
+
+def _remove(client: Client, sandbox_id: str) -> None:
+    """Delete what nobody will have a handle to; its failure must not hide why."""
+    with suppress(SpaceError):
+        client.transport.call(Request(method="DELETE", path=f"/v1/sandboxes/{sandbox_id}"))
 
 
 def _as_text(stdin: bytes | str | None) -> str | None:
