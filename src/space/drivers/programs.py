@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 _CLONE_FS, _CLONE_NEWNS, _CLONE_NEWNET = 0x200, 0x20000, 0x40000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
-_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
+_MS_BIND, _MS_REC, _MS_SLAVE = 4096, 16384, 1 << 19
 
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _SECCOMP_ALLOW, _SECCOMP_ERRNO = 22, 2, 0x7FFF0000, 0x00050000
 _BPF = struct.Struct("=HBBI")
@@ -216,10 +216,11 @@ def _enter(within: Confinement) -> None:
         finally:
             os.close(netns)
     if within.over or within.hidden or within.read_only:
-        # SAFETY: the mounts below are made in a namespace of this thread's own, private first, so that none reaches
-        # the host. The network namespace comes first because /proc/sys/net shows that of the caller.
+        # SAFETY: the mounts below are made in a namespace of this thread's own, made a slave first: none reaches the
+        # host, but what the host unmounts goes here, too, so nothing is held longer than there. The network namespace
+        # comes first because /proc/sys/net shows that of the caller.
         _call("unshare", _CLONE_NEWNS | _CLONE_FS)
-        _mount(None, Path("/"), None, _MS_REC | _MS_PRIVATE)
+        _mount(None, Path("/"), None, _MS_REC | _MS_SLAVE)
         for directory in within.hidden:
             _mount("none", directory, "tmpfs", _MS_RDONLY | _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
         for file, target in within.over:
