@@ -18,7 +18,7 @@ import alembic.command
 from alembic.config import Config
 from alembic.util.exc import CommandError
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -128,9 +128,11 @@ def _own_errors() -> Generator[None]:
         yield
     except (PoolTimeout, TimeoutError, OSError) as error:
         raise Unavailable("The store does not answer.", code="store-unavailable") from error
+    # SQLAlchemy's message quotes the statement's values, which may be a caller's: keep only the class.
+    except (DataError, IntegrityError, ProgrammingError) as error:
+        raise HostError(f"The store refused a statement ({type(error).__name__}).", code="store-failed") from None
     except DBAPIError as error:
-        # SQLAlchemy's message quotes the statement's values, which may be a caller's: keep only the driver's class.
-        raise Unavailable(f"The store failed ({type(error.orig).__name__}).", code="store-unavailable") from None
+        raise Unavailable(f"The store failed ({type(error).__name__}).", code="store-unavailable") from None
     except SQLAlchemyError as error:
         raise HostError(f"The store failed ({type(error).__name__}).", code="store-failed") from None
 
