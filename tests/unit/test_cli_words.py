@@ -109,5 +109,29 @@ def test_help_loads_neither_the_sdk_nor_its_libraries() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for command in ["up", "down", "doctor", "env", "run", "exec", "shell", "ps", "ls", "inspect", "pause", "resume", "suspend", "wake", "stop", "start", "rm", "cp", "logs", "ops", "keys", "bench", "create"]:
+    for command in [
+        "up",
+        "down",
+        "doctor",
+        "env",
+        "run",
+        "exec",
+        "shell",
+        "ps",
+        "ls",
+        "inspect",
+        "pause",
+        "resume",
+        "suspend",
+        "wake",
+        "stop",
+        "start",
+        "rm",
+        "cp",
+        "logs",
+        "ops",
+        "keys",
+        "bench",
+        "create",
+    ]:
         assert f"\n  {command} " in done.stdout

@@ -210,7 +210,7 @@ class TestStandingStill:
         peer.until(lambda: mark.exists() and len(peer.data.get(number, b"")) > 1000)
         peer.call("quiesce")
         states = {state_of(pid) for pid in descendants(agent.process.pid)}
-        assert states <= {"T", "Z"}
+        assert states <= {"T", "Z", "D"}, "D: waits in the kernel for a stopped child"
         before, count = mark.read_bytes(), peer.count
         for _ in range(20):
             peer.step(0.01)

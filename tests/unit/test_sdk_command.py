@@ -198,7 +198,9 @@ class Taker:
         self._acks = acks
 
     async def __call__(self, websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": len(self.data), "stdin_next": len(self.data)})
+        await websocket.send_json(
+            {"type": "started", "command": CMD, "stdin": len(self.data), "stdin_next": len(self.data)}
+        )
         while True:
             message = await websocket.receive()
             if message["type"] == "websocket.disconnect":
