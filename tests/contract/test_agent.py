@@ -259,7 +259,7 @@ def test_a_checkpoint_in_the_middle_of_output_loses_nothing(own_machine: Machine
             entropy=base64.b64encode(os.urandom(64)).decode(),
             hostname=f"woken{round_number}",
         )
-        assert off["clock_stepped_ns"] == 0 or abs(off["clock_stepped_ns"]) > 500_000_000
+        assert abs(off["clock_off_ns"]) < 5_000_000_000
         assert peer.run("uname", "-n").stdout.decode() == f"woken{round_number}\n"
         assert abs(float(peer.run("date", "+%s.%N").stdout) - time.time()) < 0.5
         assert bytes(peer.data[shell.streams["tty"]]) == said["tty"], "the shell prints nothing for having been stopped"

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _CLOCK_TOLERANCE_NS = 500_000_000
-_ROUNDS_MAX = 20
+_STOP_S_MAX = 1.0
+_LOOK_AGAIN_S = 0.001
+_SETTLE_S = 0.02
+"""After this a process that waits in the kernel counts as standing: for one, who waits for a stopped child to execute."""
+_STANDING = "TtZXx"
 _KERNEL_THREADS_PARENT = 2
 
 
@@ -33,19 +37,22 @@ class Standstill:
         """When everything was stopped (monotonic); None while it runs."""
 
     def begin(self) -> None:
-        """Stop everything, in as many rounds as it takes to find nothing new."""
+        """Stop everything, in as many rounds as it takes to find nothing new and nothing that still runs."""
         if self.since is not None:
             return
         self.since = time.monotonic()
         own = os.getpid()
-        for _ in range(_ROUNDS_MAX):
+        while time.monotonic() - self.since < _STOP_S_MAX:
             found = processes()
             fresh = [pid for pid in _parents_first(found) if _may_stop(pid, found, own) and pid not in self._stopped]
-            if not fresh:
-                return
             for pid in fresh:
                 send_signal(pid, signal.SIGSTOP)
             self._stopped += fresh
+            if not fresh:
+                still = _STANDING if time.monotonic() - self.since < _SETTLE_S else _STANDING + "D"
+                if all(found[pid][1] in still for pid in self._stopped if pid in found):
+                    return
+                time.sleep(_LOOK_AGAIN_S)  # A process in the middle of a system call stops at its end.
 
     def end(self) -> float:
         """Let everything go on that was stopped; return for how many seconds it stood still."""
@@ -101,7 +108,7 @@ def _reseed(entropy: str) -> None:
 
 def _may_stop(pid: int, found: dict[int, tuple[int, str]], own: int) -> bool:
     parent, state = found[pid]
-    if pid in (1, own, _KERNEL_THREADS_PARENT) or state in "TtZXx":
+    if pid in (1, own, _KERNEL_THREADS_PARENT) or state in _STANDING:
         return False
     return parent != _KERNEL_THREADS_PARENT and (own == 1 or _descends(pid, own, found))
 

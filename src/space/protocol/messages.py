@@ -182,6 +182,8 @@ _file = {
 }
 _nothing = shape({}, strict=False)
 _count = (_offset, 0)
+_signed = integer(-(2**63), 2**63 - 1)
+_clock = shape({"clock_stepped_ns": (_signed, 0), "clock_off_ns": (_signed, 0)}, strict=False)
 
 REPLIES = {
     "start": shape({"pid": (integer(1, 2**31 - 1), REQUIRED)}, strict=False),
@@ -212,7 +214,8 @@ REPLIES = {
     "activity": shape(
         {"commands": (integer(0, COMMANDS_MAX), REQUIRED), "connections": (integer(0, 2**31), 0)}, strict=False
     ),
-    "awaken": shape({"clock_stepped_ns": (integer(-(2**63), 2**63 - 1), 0)}, strict=False),
+    "configure": _clock,
+    "awaken": _clock,
 }
 """The shape of ``ok`` for each operation; one that is not named answers with an empty object."""
 
