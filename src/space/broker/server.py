@@ -32,6 +32,7 @@ CONNECTIONS_MAX = 16
 REQUESTS_MAX = 256
 """At once, over all connections; beyond that no more lines are read."""
 SEND_S = 30.0
+LOCK_S = 1.0
 DRAIN_S = 8.0
 """How long requests under way may take to end when the broker is told to stop."""
 _PEER = struct.Struct("iII")
@@ -75,7 +76,7 @@ class Broker:
         account = node_account(settings)
         settings.broker_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         _raise_file_limit()
-        lock = exclusive(settings.broker_dir / "lock", wait_s=5, busy="Another broker serves this data directory.")
+        lock = exclusive(settings.broker_dir / "lock", wait_s=LOCK_S, busy="Another broker serves this data directory.")
         async with lock, asyncio.TaskGroup() as tasks:
             needs = frozenset[Need]().union(*(driver.capabilities.needs for driver in self._drivers.values()))
             journal = Journal(settings.broker_dir / "machines")

@@ -165,7 +165,10 @@ class GVisorDriver:
     async def end_strays(self) -> None:
         for process, words in list(processes.processes_with_argument(f"--root={self._root}")):
             # Sentry and gofer call themselves runsc-sandbox and runsc-gofer; all others are a dead broker's requests.
-            if words[0] == str(self._runsc):
+            if words[0] != str(self._runsc):
+                continue
+            # Killed between the deed and its record, these would leave a machine that is paused and said to run.
+            if not ({"pause", "resume"} & set(words) and await _ended(process)):
                 await processes.kill(process, END_S)
 
     def _write_spec(self, machine: Machine, guest: Path) -> None:
@@ -270,6 +273,16 @@ class GVisorDriver:
             output = await programs.check([str(self._runsc), "--version"], timeout_s=CONTROL_S)
             self._version = output.decode(errors="replace").splitlines()[0]
         return self._version
+
+
+async def _ended(process: Process) -> bool:
+    pidfd = processes.open_process(process)
+    if pidfd is None:
+        return True
+    try:
+        return await processes.wait_ended(pidfd, END_S)
+    finally:
+        os.close(pidfd)
 
 
 def _is_full(image: Path) -> bool:
