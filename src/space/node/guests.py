@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 READ_BYTES = 512 * 1024
-SLICE_BYTES = 32 * 1024
-"""The loop's clock is looked at after so many bytes: tiny frames are the dearest per byte."""
+SLICE_BYTES_MIN = 16 * 1024
 SLICE_S = 0.004
+"""How long one guest's bytes may keep the event loop. Tiny frames are the dearest: what is fed at once adapts."""
 GREET_TIMEOUT_S = 30.0
 REQUEST_TIMEOUT_S = 30.0
 OUT_OF_STEP_MAX = 3
@@ -91,6 +91,7 @@ class Guest:
         self._in = -1
         self._out = -1
         self._buffer = bytearray(READ_BYTES)
+        self._slice = SLICE_BYTES_MIN
         self._paused: asyncio.TimerHandle | None = None
         self._congested_since: float | None = None
         self._writing = False
@@ -281,16 +282,29 @@ class Guest:
             self._lose("machine-exited", MachineLost("The sandbox's machine has ended."))
             return
         began = time.monotonic()
-        with memoryview(self._buffer) as view:
-            for start in range(0, count, SLICE_BYTES):
-                self._channel.feed(view[start : min(start + SLICE_BYTES, count)])
-                self._dispatch_all()
-                if self._out < 0:
-                    return
+        self._take(count)
+        if self._out < 0:
+            return
         self._flush()
         took = time.monotonic() - began
         if took > SLICE_S or self._channel.congested:
             self._pause_reading(max(took, SLICE_S))
+
+    def _take(self, count: int) -> None:
+        """Feed what was read, slice by slice; a slice that took long makes the next ones shorter."""
+        start = 0
+        with memoryview(self._buffer) as view:
+            while start < count and self._out >= 0:
+                began = time.monotonic()
+                end = min(start + self._slice, count)
+                self._channel.feed(view[start:end])
+                self._dispatch_all()
+                start = end
+                took = time.monotonic() - began
+                if took > SLICE_S:
+                    self._slice = max(self._slice // 4, SLICE_BYTES_MIN)
+                elif took < SLICE_S / 4:
+                    self._slice = min(self._slice * 2, READ_BYTES)
 
     def _pause_reading(self, pause_s: float) -> None:
         if self._out < 0 or self._paused is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 import structlog
@@ -173,7 +173,8 @@ class _Http:
         try:
             endpoint = self._endpoint(method)
             authorise(call, endpoint.access)
-            await endpoint.handler(call)
+            with _in_use(call, endpoint):
+                await endpoint.handler(call)
         except SpaceError as error:
             await self._fail(call, error)
         except TimeoutError:
@@ -218,7 +219,8 @@ class _WebSocket:
         call.local = self._local
         try:
             authorise(call, self._endpoint.access)
-            await self._endpoint.handler(call)
+            with _in_use(call, self._endpoint):
+                await self._endpoint.handler(call)
         except SpaceError as error:
             await self._refuse(call, error)
         except OSError:
@@ -233,6 +235,14 @@ class _WebSocket:
         headers = [(b"content-type", JSON_TYPE.encode()), (b"x-request-id", call.request_id.encode("ascii"))]
         await call.send({"type": "websocket.http.response.start", "status": call.status, "headers": headers})
         await call.send({"type": "websocket.http.response.body", "body": body})
+
+
+def _in_use(call: Call, endpoint: Endpoint) -> AbstractContextManager[None]:
+    """Count the call as one of its sandbox's clients, when it is for the data plane."""
+    if endpoint.access is Access.LOCAL:
+        return nullcontext()
+    node, sandbox = call.node, call.params.get("sandbox")
+    return node.machines.in_use(sandbox or node.commands.get(call.params["command"]).record.sandbox_id)
 
 
 def build_app(node: Node, *, local: bool = False) -> ASGIApp:

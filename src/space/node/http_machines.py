@@ -103,7 +103,7 @@ async def usage(call: Call) -> None:
         raise NotFound("There is no such sandbox on this node.", code="sandbox-not-found")
     inside: dict[str, Any] | None = None
     try:
-        inside = await call.node.machines.guest(sandbox, touch=False).request("metrics", timeout_s=5.0)
+        inside = await call.node.machines.guest(sandbox).request("metrics", timeout_s=5.0)
     except SpaceError:
         inside = None  # Paused, suspended, stopped: the host's view is all there is.
     await call.answer({"at": time.time(), "state": seen.get("state"), "host": seen.get("usage"), "guest": inside})

@@ -21,6 +21,8 @@ class Machine:
         self.guest: Guest | None = None
         self.turn = asyncio.Lock()
         self.active_at = time.time()
+        self.clients = 0
+        """Requests and attached clients that are being served now."""
 
     @property
     def spoken_with(self) -> bool:

@@ -10,8 +10,8 @@ import asyncio
 import base64
 import os
 import time
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,8 +78,23 @@ class Machines:
             raise NotFound("There is no such sandbox on this node.", code="sandbox-not-found")
         return machine
 
-    def guest(self, machine_id: str, *, touch: bool = True) -> Guest:
-        """Return the guest of a running, ready machine, which counts as activity unless ``touch`` is false.
+    @contextmanager
+    def in_use(self, machine_id: str) -> Generator[None]:
+        """Count a client of the machine while the block lasts; a machine with clients is not idle."""
+        machine = self._machines.get(machine_id)
+        if machine is None:
+            yield
+            return
+        machine.clients += 1
+        machine.active_at = time.time()
+        try:
+            yield
+        finally:
+            machine.clients -= 1
+            machine.active_at = time.time()
+
+    def guest(self, machine_id: str) -> Guest:
+        """Return the guest of a running, ready machine.
 
         Raises ``NotFound`` when there is no such machine, ``Conflict`` (``wrong-state``) when it does not run, and
         ``Unavailable`` while its guest is not ready.
@@ -89,8 +104,6 @@ class Machines:
             raise Conflict(f"The sandbox is {machine.state}.", code="wrong-state", state=machine.state)
         if machine.guest is None or not machine.ready:
             raise Unavailable("The sandbox's guest agent is not ready.", code="not-ready")
-        if touch:
-            machine.active_at = time.time()
         return machine.guest
 
     def counts(self) -> dict[str, int]:
@@ -114,11 +127,12 @@ class Machines:
     def _describe(self, seen: dict[str, Any]) -> dict[str, Any]:
         machine = self._machines.get(str(seen.get("machine")))
         if machine is None:
-            return {**seen, "ready": False, "commands_running": 0, "active_at": None}
+            return {**seen, "ready": False, "commands_running": 0, "clients": 0, "active_at": None}
         return {
             **seen,
             "ready": machine.ready and seen.get("state") == "running",
             "commands_running": self._commands.running(machine.id),
+            "clients": machine.clients,
             "active_at": machine.active_at,
         }
 

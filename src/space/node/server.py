@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import grp
+import ipaddress
 import logging
 import os
 import pwd
@@ -123,6 +124,7 @@ class _Server(uvicorn.Server):
 
 async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Machines, and the commands in them, go on without the node."""
+    check_address(settings)
     _raise_file_limit()
     # Requests carry tokens in their queries: what uvicorn would log of them is not wanted.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
@@ -147,6 +149,24 @@ async def serve(settings: Settings) -> None:
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+
+
+def check_address(settings: Settings) -> None:
+    """Refuse to offer the data plane in the clear to other hosts, unless the settings allow it in so many words."""
+    try:
+        loopback = settings.node_host == "localhost" or ipaddress.ip_address(settings.node_host).is_loopback
+    except ValueError:
+        loopback = False
+    if loopback:
+        return
+    if not settings.allow_plaintext:
+        raise HostError(
+            f"The node would listen on {settings.node_host} without TLS. Put a TLS proxy before it and let it listen "
+            "on 127.0.0.1, or set allow_plaintext.",
+            code="plaintext-refused",
+            key="node_host",
+        )
+    log.warning("plaintext", host=settings.node_host, detail="Tokens travel unencrypted: use a TLS proxy.")
 
 
 def _server(app: Any, protocol: type[HttpToolsProtocol], connections_max: int | None) -> _Server:

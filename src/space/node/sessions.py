@@ -183,9 +183,14 @@ class Session:
 
     def advance(self) -> None:
         """Tell the guest how much is safe and read by all who are attached."""
-        guest = self._guest
+        if self._acknowledge() and self._guest is not None:
+            self._guest.flush()
+
+    def _acknowledge(self) -> bool:
+        """Acknowledge what is safe and read; true when there was news, which goes out with the next write."""
+        guest, news = self._guest, False
         if guest is None:
-            return
+            return False
         for name, output in self._outputs.items():
             limit = min(
                 (reader.offsets[name] + READ_AHEAD_BYTES for reader in self._readers), default=output.spool.total
@@ -194,7 +199,8 @@ class Session:
             if safe > output.acked:
                 output.acked = safe
                 guest.ack(self._numbers[name], safe)
-        guest.flush()
+                news = True
+        return news
 
     # --- the guest's side (StreamUser)
 
@@ -207,7 +213,7 @@ class Session:
         except OSError as error:
             self._fail(HostFull(f"The host could not keep the command's output: {error.strerror}"))
             return
-        self.advance()
+        self._acknowledge()
         self._wake()
 
     def on_end(self, number: int, length: int) -> None:
