@@ -19,7 +19,7 @@ _CLOCK_TOLERANCE_NS = 500_000_000
 _STOP_S_MAX = 1.0
 _LOOK_AGAIN_S = 0.001
 _SETTLE_S = 0.02
-"""After this a process that waits in the kernel counts as standing: for one, who waits for a stopped child to execute."""
+"""After this a process that waits in the kernel counts as standing; it may wait for a stopped child to execute."""
 _STANDING = "TtZXx"
 _KERNEL_THREADS_PARENT = 2
 
