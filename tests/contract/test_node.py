@@ -108,14 +108,16 @@ def test_exec_is_killed_when_its_client_goes(host, box):
     wait_until(lambda: not running(host, box, "304"), "the program to be gone")
 
 
-def test_exec_streams_text_that_is_never_cut_within_a_character(host, box):
+def test_exec_streams_text_that_is_never_cut_within_a_character(host, box, tmp_path):
     """E5"""
     text = "あ" * 100_000
-    script = "i=0; while [ $i -lt 100 ]; do cat /tmp/space-e5; i=$((i+1)); done; printf 'caf\\303'; sleep 0.2; printf '\\251'"
-    assert host.local.put(f"/v1/sandboxes/{box}/files?path=/tmp/space-e5", content=text[:1000].encode()).is_success
+    script = "i=0; while [ $i -lt 100 ]; do cat e5; i=$((i+1)); done; printf 'caf\\303'; sleep 0.2; printf '\\251'"
+    assert host.local.put(f"/v1/sandboxes/{box}/files?path={tmp_path}/e5", content=text[:1000].encode()).is_success
     headers = {"accept": "application/x-ndjson"}
     lines = []
-    with host.local.stream("POST", f"/v1/sandboxes/{box}/exec", json={"command": script}, headers=headers) as answer:
+    with host.local.stream(
+        "POST", f"/v1/sandboxes/{box}/exec", json={"command": script, "cwd": str(tmp_path)}, headers=headers
+    ) as answer:
         lines = [json.loads(line) for line in answer.iter_lines()]
     assert {line.get("encoding", "utf-8") for line in lines} == {"utf-8"}
     assert "".join(line["data"] for line in lines[:-1]) == text + "café"

@@ -48,11 +48,11 @@ def test_the_same_command_id_from_the_api_is_the_same_command(host, box):
     assert answer.status_code == 409
 
 
-def test_streams_are_kept_apart_byte_for_byte(host, box):
+def test_streams_are_kept_apart_byte_for_byte(host, box, tmp_path):
     blob = random_bytes(300_000)
-    path = f"/v1/sandboxes/{box}/files?path=/tmp/space-blob"
+    path = f"/v1/sandboxes/{box}/files?path={tmp_path}/blob"
     assert host.local.put(path, content=blob).is_success
-    command = host.create(box, command="cat /tmp/space-blob; cat /tmp/space-blob >&2; exit 7")
+    command = host.create(box, command=f"cd {tmp_path}; cat blob; cat blob >&2; exit 7")
     with attach(host, command) as client:
         assert client.finish()["code"] == 7
     assert client.data["stdout"] == blob
@@ -107,7 +107,7 @@ def test_a_hole_in_stdin_is_an_error(host, box):
 
 def test_writing_after_stdin_was_closed_is_a_typed_error(host, box):
     """E12"""
-    command = host.create(box, command="cat; read x < /tmp/space-never || sleep 305", stdin=True)
+    command = host.create(box, command="cat; sleep 305", stdin=True)
     with attach(host, command) as client:
         client.until(lambda: client.started)
         answer = host.local.post(f"/v1/commands/{command}/stdin?eof=true", content=b"one")
