@@ -7,6 +7,7 @@ import contextlib
 import grp
 import io
 import json
+import os
 import pwd
 import subprocess
 import sys
@@ -166,6 +167,13 @@ async def test_all_of_a_machines_processes_are_in_its_cgroup_and_none_in_the_hos
     host = Path("/proc/self/ns/net").readlink()
     for pid in ours:
         assert Path(f"/proc/{pid}/ns/net").readlink() != host
+
+
+async def test_a_machine_runs_at_the_usual_priority_and_the_broker_above_it(broker: Guarded, site: Site) -> None:
+    machine = await site.boot()
+    assert broker.process
+    assert os.getpriority(os.PRIO_PROCESS, broker.process.pid) < 0
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in members(broker, machine)} == {0}
 
 
 def cmdline(process: Path) -> str:

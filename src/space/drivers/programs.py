@@ -153,6 +153,8 @@ class _Attempt:
             if self._within.cgroups:
                 argv = ["/bin/sh", "-c", _JOIN_AND_EXEC, "sh", *map(str, self._within.cgroups), "--", *argv]
         if self._stdout is not None:
+            # What stays behind is a machine: it runs at the usual priority, however much the caller has raised its own.
+            os.setpriority(os.PRIO_PROCESS, 0, max(0, os.getpriority(os.PRIO_PROCESS, 0)))
             return self._run(argv, subprocess.DEVNULL)
         errors = os.memfd_create("errors", os.MFD_CLOEXEC)
         try:
