@@ -71,10 +71,13 @@ step() {
     exit 1
 }
 
-# hash_of PATH…: one hash over the names and bytes of files and trees (bytecode left out), in a fixed order.
-hash_of() {
+# hash_of DIR PATH…: one hash over the names and bytes of files and trees in DIR (bytecode left out), in a fixed order; the
+# same wherever DIR is.
+hash_of() (
+    cd "$1" || exit 1
+    shift
     find "$@" -name __pycache__ -prune -o -type f -print | LC_ALL=C sort | xargs -d '\n' sha256sum | sha256sum | cut -c1-32
-}
+)
 
 # is_done NAME HASH: whether that step was finished for exactly these inputs.
 is_done() { [ "$(cat "$STAMPS/$1" 2>/dev/null)" = "$2" ]; }
