@@ -13,7 +13,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from space.broker.mounts import is_mounted, mount_kind
+from space.broker.mounts import is_mounted, mount_kind, wait_released
 from space.drivers import programs
 from space.errors import HostError, HostFull
 
@@ -47,6 +47,7 @@ class BtrfsDisks:
         if is_mounted(self._directory):
             # SAFETY: our own mount point; the loop device was made by mount and goes with it.
             await programs.check(["umount", str(self._directory)], timeout_s=PROGRAM_S)
+            await wait_released(self._image)
 
     def template(self, hexdigest: str) -> Path:
         return self._templates / hexdigest

@@ -1,8 +1,16 @@
 """What is mounted where, as the kernel tells this process."""
 
+# ruff: noqa: ASYNC240 - names in local directories are looked up in microseconds
+
+import asyncio
 import os
 import re
+import time
+from contextlib import suppress
 from pathlib import Path
+
+RELEASE_S = 5.0
+_POLL_S = 0.01
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
@@ -27,3 +35,22 @@ def mount_kind(path: Path) -> str:
     points = mount_points()
     resolved = Path(os.path.realpath(path))
     return next((points[place] for place in (resolved, *resolved.parents) if place in points), "")
+
+
+async def wait_released(image: Path) -> None:
+    """Wait until no loop device holds `image`: programs that start at this moment hold copies of all mounts a little.
+
+    Give up silently after a few seconds: the device goes by itself with the last of them.
+    """
+    wanted = os.path.realpath(image)
+    deadline = time.monotonic() + RELEASE_S
+    while any(_read(file) == wanted for file in Path("/sys/block").glob("loop*/loop/backing_file")):
+        if time.monotonic() > deadline:
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+def _read(file: Path) -> str:
+    with suppress(OSError):
+        return file.read_text().strip()
+    return ""

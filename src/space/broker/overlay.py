@@ -7,7 +7,7 @@ too.
 import shutil
 from pathlib import Path
 
-from space.broker.mounts import is_mounted
+from space.broker.mounts import is_mounted, wait_released
 from space.drivers import programs
 from space.errors import HostError, HostFull
 
@@ -87,6 +87,7 @@ class OverlayDisks:
             if is_mounted(path := self._machines / machine_id / name):
                 # SAFETY: a mount point of our own; refused by the kernel while anything still uses it.
                 await programs.check(["umount", str(path)], timeout_s=PROGRAM_S)
+        await wait_released(self._machines / machine_id / "layer.ext4")
 
     async def delete(self, machine_id: str) -> None:
         await self.detach(machine_id)
