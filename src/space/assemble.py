@@ -1,8 +1,12 @@
-"""Where concrete parts are put together: ``python -m space.assemble api|node|broker`` serves one process in the foreground."""
+"""Where concrete parts are put together.
+
+``python -m space.assemble api|node|broker`` serves one process in the foreground.
+"""
 
 import argparse
 import asyncio
 
+from space import logs
 from space import settings as settings_module
 from space.settings import Settings
 
@@ -41,6 +45,7 @@ def main() -> None:
     parser.add_argument("process", choices=sorted(PROCESSES))
     chosen = parser.parse_args().process
     settings = settings_module.load()
+    logs.configure(settings.log_level)
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

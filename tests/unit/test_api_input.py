@@ -9,7 +9,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from space.api import logs
+from space import logs
 from tests.control_host import Host, code, hosting
 
 UNPROCESSABLE = httpx.codes.UNPROCESSABLE_ENTITY

@@ -11,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 
+from space import logs
 from space import settings as settings_module
 from space.api.app import document
 from space.api.server import bootstrap
@@ -30,6 +31,7 @@ def main() -> int:
     if arguments.command == "openapi":
         sys.stdout.write(json.dumps(document(), indent=1, ensure_ascii=False) + "\n")
         return 0
+    logs.configure("warning")
     try:
         settings = settings_module.load()
         if arguments.command == "stop-all":

@@ -10,7 +10,6 @@ from pathlib import Path
 import structlog
 import uvicorn
 
-from space.api import logs
 from space.api.app import build_app
 from space.api.figures import Figures
 from space.control import projects
@@ -32,7 +31,6 @@ SHUTDOWN_S = 5
 
 async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises ``HostError`` when it cannot be served as the settings say."""
-    logs.configure(settings.log_level)
     check_address(settings)
     figures = Figures()
     async with open_control(settings) as control:

@@ -9,6 +9,7 @@ import json
 import sys
 from pathlib import Path
 
+from space import logs
 from space.broker import setup
 from space.broker.templates import Defaults
 from space.errors import SpaceError
@@ -30,6 +31,7 @@ def main() -> None:
         "unmount", help="end all machines, remove links, cgroups and rules, unmount the disk store; disks stay"
     )
     arguments = parser.parse_args()
+    logs.configure("warning")
     try:
         asyncio.run(_carry_out(arguments))
     except SpaceError as error:

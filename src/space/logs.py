@@ -1,4 +1,8 @@
-"""JSON lines on standard error: what happened, with the request's id. Values of callers are no part of it."""
+"""JSON lines on standard error, the same from every process: what happened and where, with the request's id.
+
+Values of callers and guests are no part of it. Without `configure` an exception would be printed with the values of
+all local variables, environments and tokens among them.
+"""
 
 import logging
 import sys
