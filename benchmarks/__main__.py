@@ -1,7 +1,7 @@
 """``python -m benchmarks``: measure the running installation, print a table. Needs root: it runs the raw tool too."""
 
 import argparse
-import os
+import shutil
 from pathlib import Path
 
 from rich.console import Console
@@ -9,6 +9,18 @@ from rich.console import Console
 from benchmarks import suite
 from benchmarks.raw import raw_runsc
 from benchmarks.report import Report
+from space.sdk.config import find_credentials
+
+
+def found_runsc() -> str:
+    own = Path("/opt/space/bin/runsc")
+    return str(own) if own.exists() else shutil.which("runsc") or "runsc"
+
+
+def newest_base() -> Path:
+    """Return the template archive that set-up made last."""
+    archives = sorted(Path("/var/cache/space/templates").glob("base-*.tar"), key=lambda path: path.stat().st_mtime)
+    return archives[-1] if archives else Path("base.tar")
 
 
 def main() -> int:
@@ -18,8 +30,8 @@ def main() -> int:
     parser.add_argument("--execs", type=int, default=200, help="repetitions of exec")
     parser.add_argument("--size-mib", type=int, default=1024, help="bytes moved for each throughput figure")
     parser.add_argument("--many", type=int, default=50, help="sandboxes of the burst and of the memory figure")
-    parser.add_argument("--runsc", default="/opt/space/bin/runsc")
-    parser.add_argument("--base-tar", type=Path, required=True, help="the base template's root filesystem")
+    parser.add_argument("--runsc", default=found_runsc(), help="the raw tool; the one SPACE uses unless told otherwise")
+    parser.add_argument("--base-tar", type=Path, default=newest_base(), help="the base template's root filesystem")
     parser.add_argument("--guest-dir", type=Path, default=Path("/opt/space/guest"))
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument(
@@ -29,7 +41,8 @@ def main() -> int:
     console = Console()
     report = Report(console)
     chosen = set(options.only or ["create", "exec", "pause", "suspend", "streams", "many", "others"])
-    api = suite.Api(os.environ["SPACE_URL"], os.environ["SPACE_API_KEY"])
+    found = find_credentials()
+    api = suite.Api(found.url, found.api_key)
     with raw_runsc(options.runsc, options.base_tar, options.guest_dir) as raw:
         if "create" in chosen:
             suite.measure_create(report, api, raw, options.rounds)

@@ -20,6 +20,7 @@ from space.errors import HostError
 
 ROOT = Path("/sys/fs/cgroup")
 KILL_S = 10.0
+FREEZE_S = 10.0
 _POLL_S = 0.002
 _PERIOD_US = 100_000
 _MIB = 1 << 20
@@ -44,6 +45,9 @@ class _Hierarchy(Protocol):
     def usage(self, name: str) -> Usage: ...
     def oom_kills(self, name: str) -> int: ...
     def kill_file(self, name: str) -> Path | None: ...
+    def can_freeze(self) -> bool: ...
+    def freeze(self, name: str, *, still: bool) -> None: ...
+    def is_frozen(self, name: str) -> bool: ...
 
 
 class Cgroups:
@@ -81,6 +85,32 @@ class Cgroups:
         with suppress(OSError):
             return self._hierarchy.oom_kills(machine_id)
         return 0
+
+    def can_freeze(self) -> bool:
+        """Whether this host's cgroups can make a machine's processes stand still."""
+        return self._hierarchy.can_freeze()
+
+    def is_frozen(self, machine_id: str) -> bool:
+        """Whether all processes of the group stand still; False when there is no group."""
+        with suppress(OSError):
+            return self.can_freeze() and self._hierarchy.is_frozen(machine_id)
+        return False
+
+    async def freeze(self, machine_id: str, *, still: bool) -> None:
+        """Make every process of the group stand still, or go on; return when it is so. Repeatable. No group: success.
+
+        The kernel keeps the state, so it is the same before and after a crash of the broker.
+        """
+        deadline = time.monotonic() + FREEZE_S
+        try:
+            self._hierarchy.freeze(machine_id, still=still)
+            while self._hierarchy.is_frozen(machine_id) is not still:
+                if time.monotonic() > deadline:
+                    self._hierarchy.freeze(machine_id, still=False)
+                    raise HostError("A process of the machine does not stand still.", code="pause-failed")
+                await asyncio.sleep(_POLL_S)
+        except FileNotFoundError:
+            return
 
     async def remove(self, machine_id: str) -> None:
         """Kill what is in the group and remove it. No group: success."""
@@ -158,9 +188,18 @@ class _Version2:
     def kill_file(self, name: str) -> Path | None:
         return self._parent / name / "cgroup.kill"
 
+    def can_freeze(self) -> bool:
+        return True
+
+    def freeze(self, name: str, *, still: bool) -> None:
+        (self._parent / name / "cgroup.freeze").write_text("1" if still else "0")
+
+    def is_frozen(self, name: str) -> bool:
+        return _table(self._parent / name / "cgroup.events").get("frozen") == 1
+
 
 class _Version1:
-    _CONTROLLERS = ("cpu", "cpuacct", "memory", "pids", "blkio")
+    _CONTROLLERS = ("cpu", "cpuacct", "memory", "pids", "blkio", "freezer")
 
     def __init__(self, root: Path, instance: str) -> None:
         # cpu and cpuacct are often one hierarchy under two names; by their resolved path they are joined once.
@@ -198,6 +237,16 @@ class _Version1:
 
     def kill_file(self, name: str) -> Path | None:  # noqa: ARG002 version 1 has none
         return None
+
+    def can_freeze(self) -> bool:
+        return self._by_controller["freezer"] in self._parents
+
+    def freeze(self, name: str, *, still: bool) -> None:
+        if self.can_freeze():
+            (self._by_controller["freezer"] / name / "freezer.state").write_text("FROZEN" if still else "THAWED")
+
+    def is_frozen(self, name: str) -> bool:
+        return (self._by_controller["freezer"] / name / "freezer.state").read_text().strip() == "FROZEN"
 
 
 def _mib(count: int) -> float:

@@ -17,7 +17,7 @@ from space.broker.links import Links
 from space.broker.locks import exclusive
 from space.broker.rootfs import Disks, open_disks
 from space.broker.templates import Templates
-from space.drivers.base import Driver, Machine, Need
+from space.drivers.base import Driver, Machine, MachineState, Need
 from space.errors import HostError
 from space.settings import Settings
 
@@ -108,6 +108,27 @@ class Host:
             await self.disks.delete(entry.machine)
         await self.drop_image(entry.machine)
 
+    async def pause(self, machine_id: str, driver: Driver) -> None:
+        """Stop the machine's CPUs: by its cgroup, which is quick and survives a crash, else by the driver."""
+        if self._freezes(driver):
+            await self.cgroups.freeze(machine_id, still=True)
+        else:
+            await driver.pause(machine_id)
+
+    async def resume(self, machine_id: str, driver: Driver) -> None:
+        """Let a machine that `pause` stopped go on."""
+        if self._freezes(driver):
+            await self.cgroups.freeze(machine_id, still=False)
+        else:
+            await driver.resume(machine_id)
+
+    def is_paused(self, machine_id: str, driver: Driver, seen: MachineState) -> bool:
+        """Whether the machine stands still, given what the driver sees."""
+        return self.cgroups.is_frozen(machine_id) if self._freezes(driver) else seen is MachineState.PAUSED
+
+    def _freezes(self, driver: Driver) -> bool:
+        return Need.CGROUP in driver.capabilities.needs and self.cgroups.can_freeze()
+
     def image(self, machine_id: str) -> Path:
         return self.snapshots / machine_id
 
@@ -121,6 +142,9 @@ class Host:
 
     async def _end_processes(self, entry: Entry, driver: Driver | None) -> None:
         if driver:
+            if self._freezes(driver):
+                # With version 1, what is frozen does not even die.
+                await self.cgroups.freeze(entry.machine, still=False)
             await driver.destroy(entry.machine, entry.process)
         await self.cgroups.remove(entry.machine)
 

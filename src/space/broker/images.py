@@ -29,7 +29,7 @@ def check_room(host: Host, machine_id: str) -> None:
 
 
 async def write(host: Host, driver: Driver, entry: Entry, timings: Timings) -> None:
-    """Pause the machine, if it is not, and write its image. The machine stays paused."""
+    """Pause the machine in the driver's own way and write its image. The machine stays paused like that."""
     try:
         await _write(host, driver, entry, timings)
     except OSError as error:
@@ -42,8 +42,9 @@ async def _write(host: Host, driver: Driver, entry: Entry, timings: Timings) -> 
     working = host.unfinished_image(entry.machine)
     await host.drop_image(entry.machine)
     working.mkdir(mode=0o700)
-    if not entry.was_paused:
-        await timings.of("pause", driver.pause(entry.machine))
+    if entry.was_paused:
+        await host.resume(entry.machine, driver)
+    await timings.of("pause", driver.pause(entry.machine))
     await timings.of("checkpoint", driver.checkpoint(entry.machine, working))
     # Memory and disk belong together: the guest goes on from both or from neither.
     syncing = [asyncio.to_thread(_sync_tree, working)]

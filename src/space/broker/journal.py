@@ -84,8 +84,11 @@ class Journal:
     def open(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def write(self, entry: Entry) -> None:
-        """Replace the machine's entry; when this returns, it survives a power cut."""
+    def write(self, entry: Entry, *, durable: bool = True) -> None:
+        """Replace the machine's entry. When this returns it survives the broker's end, and a power cut if `durable`.
+
+        What is true only while the host is up needs no more than the first, and a sync costs milliseconds.
+        """
         directory = self._directory / entry.machine
         if not directory.exists():
             directory.mkdir(mode=0o700)
@@ -94,9 +97,11 @@ class Journal:
         with temporary.open("wb") as file:
             file.write(self._adapter.dump_json(entry))
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         temporary.rename(directory / _FILE)
-        _sync(directory)
+        if durable:
+            _sync(directory)
 
     def remove(self, machine_id: str) -> None:
         with suppress(FileNotFoundError):

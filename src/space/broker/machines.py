@@ -235,9 +235,9 @@ class Machines:
             found["cause"] = entry.cause
         return found
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: Entry, *, durable: bool = True) -> None:
         """Journal the entry, then believe it."""
-        self.journal.write(entry)
+        self.journal.write(entry, durable=durable)
         self.entries[entry.machine] = entry
 
     def watch(self, machine_id: str, process: Process) -> None:
@@ -285,10 +285,11 @@ class Machines:
         driver = self.driver(entry.driver)
         await self.host.drop_image(entry.machine)
         try:
+            if entry.was_paused:  # not let go yet, or let go and paused by the driver: either way it goes on first
+                await self.host.resume(entry.machine, driver)
+            await driver.resume(entry.machine)
             if entry.was_paused:
-                await driver.pause(entry.machine)
-            else:
-                await driver.resume(entry.machine)
+                await self.host.pause(entry.machine, driver)
         except MachineLost:
             await self.rest_without_process(entry, Phase.EXITED, self.cause(entry))
         else:
@@ -330,11 +331,11 @@ class Machines:
     async def _toggle(self, entry: Entry, passing: Phase, target: Phase) -> dict[str, Any]:
         driver = self.driver(entry.driver)
         timings = Timings()
-        self.write(entry.to(passing))
-        act = driver.pause if target is Phase.PAUSED else driver.resume
+        self.write(entry.to(passing), durable=False)
+        act = self.host.pause if target is Phase.PAUSED else self.host.resume
         # A failure leaves the passing phase: whoever comes next asks the machine itself how far it got.
-        await timings.of("machine", act(entry.machine))
-        self.write(entry.to(target))
+        await timings.of("machine", act(entry.machine, driver))
+        self.write(entry.to(target), durable=False)
         return {"timings": timings}
 
     async def _undo(self, work: Any) -> None:

@@ -16,7 +16,7 @@ import structlog
 
 from space.drivers import processes, programs
 from space.drivers.base import Capabilities, Channel, HostLimits, Machine, MachineState, Need, Observation
-from space.drivers.gvisor import seating, spec
+from space.drivers.gvisor import memory, seating, spec
 from space.drivers.processes import Process
 from space.errors import HostError, HostFull, MachineLost
 from space.model.sandbox import Resources
@@ -30,6 +30,9 @@ MESSAGE_CHARS_MAX = 500
 # Sentry and gofer themselves; measured at 30 to 40 MiB idle, more under many open files. The guest gets its own size on
 # top.
 OVERHEAD_MEMORY_MIB = 64
+# A guest's threads compute in stubs; the sentry that serves their system calls spins on a CPU of its own meanwhile.
+# Without this share a guest that calls often would be held up long before it has used what it was given.
+OVERHEAD_CPUS = 1.0
 # Systrap backs each guest thread by host tasks: one in the stub, one in the sentry; the rest is the sentry's own.
 HOST_TASKS_PER_GUEST_TASK = 2
 OVERHEAD_TASKS = 256
@@ -67,7 +70,7 @@ class GVisorDriver:
 
     def limits(self, resources: Resources) -> HostLimits:
         return HostLimits(
-            cpus=resources.cpus,
+            cpus=resources.cpus + OVERHEAD_CPUS,
             memory_mib=resources.memory_mib + OVERHEAD_MEMORY_MIB,
             pids=resources.pids * HOST_TASKS_PER_GUEST_TASK + OVERHEAD_TASKS,
         )
@@ -220,6 +223,7 @@ class GVisorDriver:
         if process is None:
             raise HostError(f"The machine did not start: {self._reason(bundle / 'log')}", code="start-failed")
         seating.seat(machine.id, process.pid)
+        memory.offer_stubs(process.pid)
         return process
 
     @staticmethod
