@@ -12,23 +12,24 @@ OURS = "space"
 # What a part may import of ours beside itself. A part that is not named here may not be there.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "error_wire": {"errors"},
     "model": set(),
     "protocol": set(),
     "guest": {"protocol"},
     "settings": {"errors"},
     "drivers": {"errors", "model", "settings"},
     "logs": set(),
-    "broker": {"drivers", "errors", "logs", "model", "settings"},
-    "node": {"errors", "model", "protocol", "settings"},
+    "broker": {"drivers", "error_wire", "errors", "logs", "model", "settings"},
+    "node": {"error_wire", "errors", "model", "protocol", "settings"},
     "store": {"errors", "model", "settings"},
-    "control": {"errors", "model", "settings", "store"},
-    "api": {"control", "errors", "logs", "model", "settings", "store"},
-    "sdk": {"errors"},
+    "control": {"error_wire", "errors", "model", "settings", "store"},
+    "api": {"control", "error_wire", "errors", "logs", "model", "settings", "store"},
+    "sdk": {"error_wire", "errors"},
     "cli": {"errors", "sdk"},
     "installation": {"errors", "settings"},
     "supervise": {"errors", "installation", "settings"},
 }
-STANDARD_LIBRARY_ONLY = {"errors", "model", "protocol", "guest"}
+STANDARD_LIBRARY_ONLY = {"errors", "error_wire", "model", "protocol", "guest"}
 # These put parts together or ship fakes of them, and may name any.
 FREE = {"assemble", "testing", "__init__"}
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from space import error_wire
 from space.broker import requests
 from space.broker.requests import Boot, OfHost, OfMachine
 from space.errors import InvalidRequest, SpaceError
@@ -117,9 +118,9 @@ def test_a_refused_request_is_answered_under_its_number_when_it_has_one() -> Non
 def test_a_refusal_does_not_repeat_what_was_sent() -> None:
     with pytest.raises(InvalidRequest) as caught:
         parsed({**BOOT, "hostname": "very secret value"})
-    assert "very secret value" not in json.dumps(requests.error_body(caught.value))
+    assert "very secret value" not in json.dumps(error_wire.render(caught.value))
 
 
 def test_an_error_keeps_its_code_and_details() -> None:
     error = SpaceError("No.", code="some-code", field="x")
-    assert requests.error_body(error) == {"code": "some-code", "message": "No.", "details": {"field": "x"}}
+    assert error_wire.render(error) == {"code": "some-code", "message": "No.", "details": {"field": "x"}}

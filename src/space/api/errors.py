@@ -1,6 +1,5 @@
-"""How an error becomes an answer: one table of statuses, one shape."""
+"""How an error becomes an answer, whatever went wrong: one shape, and the statuses of `space.error_wire`."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -11,37 +10,14 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from space import errors
+from space.error_wire import status_of
 from space.errors import SpaceError
 
 log = structlog.get_logger(__name__)
 
-STATUS: dict[type[SpaceError], int] = {
-    errors.InvalidRequest: 422,
-    errors.Unauthenticated: 401,
-    errors.Forbidden: 403,
-    errors.NotFound: 404,
-    errors.Conflict: 409,
-    errors.RequestError: 400,
-    errors.LimitExceeded: 429,
-    errors.SandboxError: 502,
-    errors.MachineLost: 503,
-    errors.HostFull: 503,
-    errors.Unavailable: 503,
-    errors.HostError: 500,
-    errors.OutcomeUnknown: 504,
-    SpaceError: 500,
-}
-# Codes that say more than their class.
-STATUS_BY_CODE = {"body-too-large": 413, "malformed-json": 400, "disk-full": 507}
 RETRY_AFTER_S = 1
 FIELD_CHARS_MAX = 200
 NAMED_MAX = 20
-
-
-def status_of(error: SpaceError) -> int:
-    """Return the HTTP status of an error: by its code, else by the nearest class of its family."""
-    by_code = STATUS_BY_CODE.get(str(error.code))
-    return by_code or next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
 
 
 def answer(error: SpaceError, request_id: str) -> JSONResponse:
@@ -52,12 +28,9 @@ def answer(error: SpaceError, request_id: str) -> JSONResponse:
     retry_after = details.pop("retry_after_s", RETRY_AFTER_S if error.retryable else None)
     if retry_after is not None:
         headers["Retry-After"] = str(max(1, round(float(retry_after))))
-    if status == errors_unauthenticated:
+    if isinstance(error, errors.Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(body(str(error.code), error.message, details, request_id), status, headers)
-
-
-errors_unauthenticated = STATUS[errors.Unauthenticated]
 
 
 def body(code: str, message: str, details: Mapping[str, Any], request_id: str) -> dict[str, Any]:
@@ -124,14 +97,6 @@ def _problem(problem: Mapping[str, Any]) -> str:
 def safe(text: str) -> str:
     """Return text that can be written as UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-
-def is_request_id(text: str) -> bool:
-    """Whether a caller's request id is harmless enough to be taken over."""
-    return _REQUEST_ID.fullmatch(text) is not None
 
 
 def request_id(request: Request) -> str:

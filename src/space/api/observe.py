@@ -3,14 +3,14 @@
 Headers, query strings and bodies are never logged: they may hold keys and secrets.
 """
 
-import secrets
 import time
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from space import error_wire
 from space.api.access import header
-from space.api.errors import answer, is_request_id
+from space.api.errors import answer
 from space.api.figures import Figures
 from space.errors import SpaceError
 
@@ -29,8 +29,7 @@ class Observe:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = header(scope, b"x-request-id")
-        request_id = given if given is not None and is_request_id(given) else f"req{secrets.token_hex(8)}"
+        request_id = error_wire.request_id(header(scope, b"x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=request_id)

@@ -1,10 +1,10 @@
 """The broker's requests as they come over its socket, and the answers. All is checked here; nothing is a path."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from space.errors import InvalidRequest, SpaceError
+from space.errors import InvalidRequest
 from space.model.sandbox import Resources
 
 LINE_BYTES_MAX = 64 * 1024
@@ -76,7 +76,3 @@ class _Numbered(BaseModel):
     model_config = ConfigDict(strict=True)
 
     id: Annotated[int, Field(ge=0, le=2**53)]
-
-
-def error_body(error: SpaceError) -> dict[str, Any]:
-    return {"code": error.code, "message": error.message, "details": error.details}

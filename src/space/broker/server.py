@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from space import error_wire
 from space.broker import doctor, recovery, requests
 from space.broker.host import Account, Host, node_account
 from space.broker.journal import Journal, Phase
@@ -142,11 +143,11 @@ class Broker:
             number = request.id
             return {"id": number, "ok": await self._carry_out(machines, request)}
         except SpaceError as error:
-            return {"id": requests.number_of(line) if number is None else number, "error": requests.error_body(error)}
+            return {"id": requests.number_of(line) if number is None else number, "error": error_wire.render(error)}
         except Exception:
             log.exception("request failed", request=number)
             failure = SpaceError("The broker could not do that; its log says why.")
-            return {"id": number, "error": requests.error_body(failure)}
+            return {"id": number, "error": error_wire.render(failure)}
 
     async def _carry_out(self, machines: Machines, request: Request) -> Any:
         match request:

@@ -10,25 +10,14 @@ from typing import Any, cast
 import aiohttp
 from yarl import URL
 
-from space import errors
-from space.errors import HostError, OutcomeUnknown, SpaceError, Unavailable
+from space import error_wire
+from space.errors import HostError, NotFound, OutcomeUnknown, SpaceError, Unavailable
 
 CONNECT_TIMEOUT_S = 5
 COMMAND_TIMEOUT_S = 30
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 EVENT_BYTES_MAX = 4 * 1024 * 1024
 READ_BUFFER_BYTES = 512 * 1024
-
-CLASS_BY_STATUS: dict[int, type[SpaceError]] = {
-    404: errors.NotFound,
-    409: errors.Conflict,
-    422: errors.InvalidRequest,
-    429: errors.LimitExceeded,
-    502: errors.SandboxError,
-    503: errors.Unavailable,
-    504: errors.OutcomeUnknown,
-    507: errors.HostFull,
-}
 
 
 class Node:
@@ -56,7 +45,7 @@ class Node:
         """Return ``{machine, state, cause?, usage?}``; a machine that the node does not know is ``absent``."""
         try:
             return await self._call("GET", f"/machines/{machine}", 10)
-        except errors.NotFound:
+        except NotFound:
             return {"machine": machine, "state": "absent"}
 
     async def machines(self) -> list[dict[str, Any]]:
@@ -175,29 +164,8 @@ async def _answer(response: aiohttp.ClientResponse) -> dict[str, Any]:
 
 
 def _error(status: int, answer: Any) -> SpaceError:
-    wire: Any = answer.get("error") if isinstance(answer, dict) else None
-    if not isinstance(wire, dict):
-        wire = {}
-    code, message = wire.get("code"), wire.get("message")
-    details: Any = wire.get("details")
-    cls = _CLASS_BY_CODE.get(str(code)) or CLASS_BY_STATUS.get(status, HostError)
-    fields = (
-        {str(k): v for k, v in details.items() if k not in {"message", "code"}} if isinstance(details, dict) else {}
-    )
-    return cls(str(message) if message else None, code=str(code) if code else None, **fields)
-
-
-def _classes() -> dict[str, type[SpaceError]]:
-    found: dict[str, type[SpaceError]] = {}
-    pending: list[type[SpaceError]] = [SpaceError]
-    while pending:
-        cls = pending.pop()
-        found[str(cls.code)] = cls
-        pending.extend(cls.__subclasses__())
-    return found
-
-
-_CLASS_BY_CODE = _classes()
+    described = answer.get("error") if isinstance(answer, dict) else None
+    return error_wire.parse(described, error_wire.class_of_status(status))
 
 
 def _objects(answer: dict[str, Any], name: str) -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from space import error_wire
 from space.errors import HostError, OutcomeUnknown, Unavailable
-from space.node.errors import error_from_wire
 from space.node.tasks import Tasks
 
 LINE_BYTES_MAX = 8 * 1024 * 1024
@@ -96,7 +96,7 @@ class BrokerClient:
         if "ok" in message:
             waiting.set_result(message["ok"])
         else:
-            waiting.set_exception(error_from_wire(message.get("error"), HostError))
+            waiting.set_exception(error_wire.parse(message.get("error"), HostError))
 
     def _drop(self, reason: Exception) -> None:
         writer, self._writer = self._writer, None

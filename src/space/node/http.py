@@ -16,9 +16,9 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from space import error_wire
 from space.errors import NotFound, OutcomeUnknown, RequestError, SpaceError
 from space.node.access import Access, authorise
-from space.node.errors import error_body, http_status, request_id
 from space.node.node import Node
 from space.node.parse import parse_object, parse_query
 from space.node.table import Endpoint
@@ -48,7 +48,7 @@ class Call:
         self.scope = scope
         self.connection = HTTPConnection(scope)
         self.params: dict[str, str] = scope.get("path_params", {})
-        self.request_id = request_id(self.header("x-request-id"))
+        self.request_id = error_wire.request_id(self.header("x-request-id"))
         self.status: int | None = None
         self.local = False
         self.token_fingerprint: str | None = None
@@ -201,7 +201,7 @@ class _Http:
         headers = {"retry-after": "1"} if error.retryable or error.code in _PASSING else {}
         if error.code == "method-not-allowed":
             headers["allow"] = ", ".join(self._by_method)
-        await call.answer(error_body(error, call.request_id), http_status(error), headers)
+        await call.answer(error_wire.answer(error, call.request_id), error_wire.status_of(error), headers)
 
 
 _PASSING = {"wrong-state", "not-ready", "guest-busy", "too-many-attached"}
@@ -230,8 +230,8 @@ class _WebSocket:
 
     async def _refuse(self, call: Call, error: SpaceError) -> None:
         """Answer the handshake with an HTTP error."""
-        call.status = http_status(error)
-        body = json.dumps(error_body(error, call.request_id)).encode()
+        call.status = error_wire.status_of(error)
+        body = json.dumps(error_wire.answer(error, call.request_id)).encode()
         headers = [(b"content-type", JSON_TYPE.encode()), (b"x-request-id", call.request_id.encode("ascii"))]
         await call.send({"type": "websocket.http.response.start", "status": call.status, "headers": headers})
         await call.send({"type": "websocket.http.response.body", "body": body})
@@ -275,8 +275,8 @@ async def _nothing_here(scope: Scope, receive: Receive, send: Send) -> None:  # 
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
         return
-    identity = request_id(None)
-    body = json.dumps(error_body(NotFound("There is no such route.", code="no-such-route"), identity)).encode()
+    error = NotFound("There is no such route.", code="no-such-route")
+    body = json.dumps(error_wire.answer(error, error_wire.request_id(None))).encode()
     headers = [(b"content-type", JSON_TYPE.encode()), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 404, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from space import error_wire
 from space.errors import SpaceError
 from space.node.readers import Chunk, Exited, Gap, Item, StdinSafe
 
@@ -55,11 +56,7 @@ def exit_message(item: Exited) -> dict[str, Any]:
 
 
 def error_message(error: SpaceError) -> dict[str, Any]:
-    return {"type": "error", "error": {"code": error.code, "message": error.message, "details": error.details}}
-
-
-def error_line(error: SpaceError) -> bytes:
-    return _line(error_message(error))
+    return {"type": "error", "error": error_wire.render(error)}
 
 
 def _text(chunk: Chunk, text: str) -> bytes:

@@ -5,23 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from space import errors
-
-BY_STATUS: dict[int, type[errors.SpaceError]] = {
-    400: errors.InvalidRequest,
-    401: errors.Unauthenticated,
-    403: errors.Forbidden,
-    404: errors.NotFound,
-    409: errors.Conflict,
-    413: errors.InvalidRequest,
-    416: errors.InvalidRequest,
-    422: errors.InvalidRequest,
-    429: errors.LimitExceeded,
-    500: errors.HostError,
-    502: errors.SandboxError,
-    503: errors.Unavailable,
-    504: errors.OutcomeUnknown,
-    507: errors.HostFull,
-}
+from space.error_wire import class_of_status, parse
 
 BY_CODE: dict[str, type[errors.SpaceError]] = {
     "machine-not-running": errors.Conflict,
@@ -34,15 +18,6 @@ _UNKNOWN = "unexpected-answer"
 _EXCERPT = 200
 
 
-def _collect(cls: type[errors.SpaceError]) -> None:
-    BY_CODE[str(cls.code)] = cls
-    for below in cls.__subclasses__():
-        _collect(below)
-
-
-_collect(errors.SpaceError)
-
-
 def from_answer(status: int, body: bytes) -> errors.SpaceError:
     """Return the error that an answer with a status ≥ 400 describes; any body will do."""
     try:
@@ -53,8 +28,8 @@ def from_answer(status: int, body: bytes) -> errors.SpaceError:
     if isinstance(described, dict):
         return from_wire(described, status)
     excerpt = body[:_EXCERPT].decode(errors="replace").strip()
-    cls = BY_STATUS.get(status, errors.HostError if status >= 500 else errors.RequestError)
-    return cls(f"The server answered {status}" + (f": {excerpt}" if excerpt else ""), code=_UNKNOWN, status=status)
+    message = f"The server answered {status}" + (f": {excerpt}" if excerpt else "")
+    return class_of_status(status)(message, code=_UNKNOWN, status=status)
 
 
 def from_wire(described: Mapping[str, Any], status: int | None = None) -> errors.SpaceError:
@@ -63,15 +38,11 @@ def from_wire(described: Mapping[str, Any], status: int | None = None) -> errors
     The class is the one that owns the code; for a more particular code it is the guest's own refusal when an errno came
     with it, else what the status stands for.
     """
-    code = str(described.get("code") or _UNKNOWN)
-    given = described.get("details")
-    details: dict[str, Any] = {str(k): v for k, v in given.items()} if isinstance(given, dict) else {}
-    for reserved in ("message", "code", "result"):
-        details.pop(reserved, None)
+    details = described.get("details")
+    fallback = class_of_status(status) if status else errors.SpaceError
+    if isinstance(details, dict) and "errno" in details:
+        fallback = errors.GuestError
+    error = parse({**described, "code": str(described.get("code") or _UNKNOWN)}, fallback, BY_CODE)
     if described.get("request_id"):
-        details["request_id"] = described["request_id"]
-    cls = BY_CODE.get(code)
-    if cls is None:
-        by_status = BY_STATUS.get(status or 0, errors.SpaceError)
-        cls = errors.GuestError if "errno" in details else by_status
-    return cls(str(described.get("message") or "") or None, code=code, **details)
+        error.details["request_id"] = described["request_id"]
+    return error
