@@ -1,4 +1,4 @@
-"""What a guest refuses, as an error of ours: by the agent's code where it is known, else by the guest kernel's errno."""
+"""What a guest refuses, as an error of ours: by the agent's code if that is known, else by its kernel's errno."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from space import errors
 from space.error_wire import class_of_status, parse
 
 BY_CODE: dict[str, type[errors.SpaceError]] = {
-    "machine-not-running": errors.Conflict,
     "machine-exited": errors.MachineLost,
     "oom-killed": errors.MachineLost,
     "host-lost": errors.MachineLost,
