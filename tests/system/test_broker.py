@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -186,10 +187,12 @@ async def test_a_paused_machine_stays_paused_when_its_suspend_is_refused(site: S
     await site.call("resume", machine=machine)
 
 
-async def test_a_machine_out_of_memory_ends_with_that_cause_and_its_disk_is_kept(site: Site) -> None:
-    """Memory that belongs to no process of the guest: nothing smaller than the machine can be ended."""
+async def test_a_machine_that_the_kernel_ends_for_want_of_memory_says_so_and_its_disk_is_kept(site: Site) -> None:
     machine = await site.boot(memory_mib=128)
     python(site, machine, "open('/kept', 'w').write('kept')")
+    pid = (await site.call("inspect", machine=machine))["pid"]
+    # The kernel's choice, made for it: on its own it ends the guest's processes first.
+    Path(f"/proc/{pid}/oom_score_adj").write_text("1000")  # noqa: ASYNC240 a file of the kernel
     with site.peer(machine) as peer:
         peer.start(*GUEST_PYTHON, HOARD)
         seen = await site.until(machine, "exited", patience_s=30)
@@ -197,6 +200,22 @@ async def test_a_machine_out_of_memory_ends_with_that_cause_and_its_disk_is_kept
     await until(lambda: resident(site) == [], "everything is released")
     await site.call("start", machine=machine)
     assert python(site, machine, "print(open('/kept').read())") == "kept\n"
+
+
+async def test_a_file_system_in_memory_that_outgrows_it_ends_its_writer_or_the_machine_and_is_told(site: Site) -> None:
+    machine = await site.boot(memory_mib=128)
+    with site.peer(machine) as peer:
+        hoarder = peer.start(*GUEST_PYTHON, HOARD)
+        deadline = time.monotonic() + 30
+        seen = await site.call("inspect", machine=machine)
+        while seen["state"] == "running" and hoarder.id not in peer.exits:
+            assert time.monotonic() < deadline, seen
+            peer.step(0.1)
+            seen = await site.call("inspect", machine=machine)
+    if seen["state"] == "running":
+        assert seen["usage"]["oom_kills"] > 0
+    else:
+        assert (seen["state"], seen["cause"]) == ("exited", "oom-killed")
 
 
 async def test_a_process_out_of_memory_ends_alone(site: Site) -> None:

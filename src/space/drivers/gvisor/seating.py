@@ -26,14 +26,15 @@ def seat(machine_id: str, sentry: int) -> None:
         return
     own = cpus[zlib.crc32(machine_id.encode()) % len(cpus)]
     others = set(cpus) - {own}
-    for pid in _descendants(sentry):
+    for pid in descendants(sentry):
         for task in _tasks(pid):
             with suppress(OSError):
                 # SAFETY: only tasks of the process tree that the driver itself has just started, by number.
                 os.sched_setaffinity(task, {own} if pid == sentry else others)
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """Return the process and all below it, the process itself first."""
     found = [pid]
     for parent in found:  # grows while it is walked
         for task in _tasks(parent):
