@@ -33,7 +33,7 @@ async def serve_broker(settings: Settings) -> None:
     if runsc is None:
         raise HostError("runsc is not installed: run scripts/up once.", code="no-runsc")
     gvisor = GVisorDriver(runsc, settings.run_dir / "broker", settings.guest_dir)
-    await serve(settings, {gvisor.name: gvisor}, lambda: doctor.report(settings))
+    await serve(settings, {gvisor.name: gvisor})
 
 
 PROCESSES = {"api": serve_api, "node": serve_node, "broker": serve_broker}

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 SKIPPED = {".git", ".venv", "__pycache__", ".ruff_cache", ".hypothesis", ".import_linter_cache", "results", "dist"}
 LOCKS = ["requirements.lock", "requirements-test.lock", "requirements-dev.lock", "scripts/tools.lock"]
 MODULE_LINES_MAX = 500
+TEST_MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 
 
@@ -159,7 +160,7 @@ def test_units_name_programs_and_users_as_set_up_makes_them() -> None:
 @pytest.mark.parametrize("path", [p for p in files(".py") if "migrations" not in p.parts], ids=named)
 def test_modules_and_functions_keep_to_their_limits(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= MODULE_LINES_MAX
+    assert len(text.splitlines()) <= (TEST_MODULE_LINES_MAX if "tests" in path.parts else MODULE_LINES_MAX)
     functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     assert [f.name for f in functions if f.end_lineno - f.lineno >= FUNCTION_LINES_MAX] == []  # type: ignore[operator]
 

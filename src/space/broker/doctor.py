@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from space.drivers.programs import run
 from space.errors import HostError
@@ -86,11 +85,6 @@ async def examine(settings: Settings, host: Host | None = None) -> list[Check]:
     tried = [await probe() for probe in probes]
     checks = [*looked, *tried]
     return [*checks, choose_driver(settings.driver, checks)]
-
-
-async def report(settings: Settings) -> list[dict[str, Any]]:
-    """What `examine` finds, as JSON values: the answer to the broker's verb `doctor`."""
-    return [asdict(check) for check in await examine(settings)]
 
 
 def check_kernel(release: str, machine: str) -> Check:
