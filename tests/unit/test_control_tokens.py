@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from space.api.server import bootstrap, check_address
+from space.api.server import bootstrap
 from space.control.tokens import load_signer
 from space.errors import HostError, Unauthenticated
 from space.node.tokens import TokenVerifier
@@ -86,15 +86,3 @@ async def test_a_key_that_cannot_be_written_down_is_not_in_force(tmp_path: Path)
     with pytest.raises(HostError, match="no-such-directory"):
         await bootstrap(settings, tmp_path / "no-such-directory" / "key")
     assert await bootstrap(settings) is not None
-
-
-@pytest.mark.parametrize("address", ["0.0.0.0", "192.0.2.1", "::", "example.test"])
-def test_listening_in_the_clear_elsewhere_needs_to_be_allowed(tmp_path: Path, address: str) -> None:
-    with pytest.raises(HostError, match="TLS"):
-        check_address(settings_in(tmp_path, api_host=address))
-    check_address(settings_in(tmp_path, api_host=address, allow_plaintext=True))
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "localhost", "127.8.0.1"])
-def test_loopback_needs_nothing(tmp_path: Path, address: str) -> None:
-    check_address(settings_in(tmp_path, api_host=address))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from space.errors import Conflict, HostError, LimitExceeded, NotFound
+from space.errors import Conflict, LimitExceeded, NotFound
 from space.model.command import CommandSpec, CommandState, Exit, ExitKind, Tty
 from space.model.ids import new_id
 from space.node import commands as commands_module
@@ -13,9 +13,7 @@ from space.node.commands import Commands
 from space.node.machine import Machine
 from space.node.machines import Machines
 from space.node.records import TOKENS_MAX, CommandRecord, CommandRecords, MachineRecords
-from space.node.server import check_address
 from space.node.tasks import Tasks
-from space.settings import Settings
 
 SPEC = CommandSpec(argv=("true",))
 SANDBOX = new_id("sbx")
@@ -161,16 +159,3 @@ def test_a_machine_with_clients_is_counted_as_in_use(tmp_path, commands):
         assert machines._describe({"machine": SANDBOX, "state": "running"})["clients"] == 2
     assert machine.clients == 0
     assert time.time() - machine.active_at < 5
-
-
-@pytest.mark.parametrize(
-    ("host", "allowed"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False)]
-)
-def test_the_data_plane_is_not_offered_in_the_clear_unless_that_is_wanted(host, allowed):
-    settings = Settings(node_host=host)
-    if allowed:
-        check_address(settings)
-    else:
-        with pytest.raises(HostError):
-            check_address(settings)
-        check_address(Settings(node_host=host, allow_plaintext=True))

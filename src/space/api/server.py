@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -19,6 +18,7 @@ from space.control.reaper import Reaper
 from space.control.runner import Runner
 from space.control.tokens import load_signer
 from space.errors import HostError
+from space.listening import BoundedProtocol, check_address
 from space.settings import Settings
 from space.store.database import Database
 
@@ -31,7 +31,7 @@ SHUTDOWN_S = 5
 
 async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Raises ``HostError`` when it cannot be served as the settings say."""
-    check_address(settings)
+    check_address("api", settings.api_host, allow_plaintext=settings.allow_plaintext)
     figures = Figures()
     async with open_control(settings) as control:
         server = uvicorn.Server(
@@ -39,7 +39,7 @@ async def serve(settings: Settings) -> None:
                 build_app(control, figures),
                 host=settings.api_host,
                 port=settings.api_port,
-                http="httptools",
+                http=BoundedProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -103,21 +103,3 @@ async def open_control(settings: Settings) -> AsyncGenerator[Control]:
     finally:
         await node.close()
         await store.close()
-
-
-def check_address(settings: Settings) -> None:
-    """Refuse to listen in the clear where others could listen in, unless the settings allow it in so many words."""
-    try:
-        loopback = settings.api_host == "localhost" or ipaddress.ip_address(settings.api_host).is_loopback
-    except ValueError:
-        loopback = False
-    if loopback:
-        return
-    if not settings.allow_plaintext:
-        raise HostError(
-            f"The api would listen on {settings.api_host} without TLS. Put a TLS proxy before it and let it listen on "
-            "127.0.0.1, or set allow_plaintext.",
-            code="plaintext-refused",
-            key="api_host",
-        )
-    log.warning("plaintext", host=settings.api_host, detail="API keys travel unencrypted: use a TLS proxy.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import grp
-import ipaddress
 import logging
 import os
 import pwd
@@ -22,6 +21,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from space.errors import HostError
+from space.listening import BoundedProtocol, check_address
 from space.node.http import build_app
 from space.node.node import Node
 from space.settings import Settings
@@ -29,65 +29,11 @@ from space.settings import Settings
 log = structlog.get_logger(__name__)
 
 KEEP_ALIVE_S = 320
-HEADER_BYTES_MAX = 64 * 1024
-HEADER_TIMEOUT_S = 30.0
 CONNECTIONS_MAX = 4096
 WEBSOCKET_MESSAGE_BYTES_MAX = 512 * 1024
 SHUTDOWN_S = 3
 BACKLOG = 1024
 _PEER = struct.Struct("3i")
-
-
-class BoundedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 whose request heads are bounded in size and time."""
-
-    _head_bytes = 0
-    _head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._await_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_head_timer()
-        super().connection_lost(exc)
-
-    def on_message_begin(self) -> None:
-        self._head_bytes = 0
-        if self._head_timer is None:
-            self._await_head()
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value) + 4)
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self._stop_head_timer()
-        super().on_headers_complete()
-
-    def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(HEADER_TIMEOUT_S, self._head_late)
-
-    def _head_late(self) -> None:
-        self._head_timer = None
-        if not self.transport.is_closing():
-            self.transport.close()
-
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > HEADER_BYTES_MAX:
-            self.transport.abort()
-            raise ValueError("The request's head is too large")
 
 
 def trusting(uids: frozenset[int]) -> type[BoundedProtocol]:
@@ -99,10 +45,6 @@ def trusting(uids: frozenset[int]) -> type[BoundedProtocol]:
             if peer_uid(transport) not in uids:
                 log.warning("a stranger connected to the node's socket")
                 transport.abort()
-
-        def data_received(self, data: bytes) -> None:
-            if not self.transport.is_closing():
-                super().data_received(data)
 
     return TrustingProtocol
 
@@ -124,7 +66,7 @@ class _Server(uvicorn.Server):
 
 async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Machines, and the commands in them, go on without the node."""
-    check_address(settings)
+    check_address("node", settings.node_host, allow_plaintext=settings.allow_plaintext)
     _raise_file_limit()
     # Requests carry tokens in their queries: what uvicorn would log of them is not wanted.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
@@ -149,24 +91,6 @@ async def serve(settings: Settings) -> None:
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
-
-
-def check_address(settings: Settings) -> None:
-    """Refuse to offer the data plane in the clear to other hosts, unless the settings allow it in so many words."""
-    try:
-        loopback = settings.node_host == "localhost" or ipaddress.ip_address(settings.node_host).is_loopback
-    except ValueError:
-        loopback = False
-    if loopback:
-        return
-    if not settings.allow_plaintext:
-        raise HostError(
-            f"The node would listen on {settings.node_host} without TLS. Put a TLS proxy before it and let it listen "
-            "on 127.0.0.1, or set allow_plaintext.",
-            code="plaintext-refused",
-            key="node_host",
-        )
-    log.warning("plaintext", host=settings.node_host, detail="Tokens travel unencrypted: use a TLS proxy.")
 
 
 def _server(app: Any, protocol: type[HttpToolsProtocol], connections_max: int | None) -> _Server:
