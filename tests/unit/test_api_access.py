@@ -56,6 +56,18 @@ async def test_public_are_only_the_paths_that_tell_nothing() -> None:
     assert public == {"/healthz", "/readyz", "/openapi.json", "/docs"}
 
 
+async def test_a_body_that_does_not_come_is_given_up(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("space.api.access.BODY_TIMEOUT_S", 0.05)
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield b'{"template"'
+        await asyncio.Event().wait()
+
+    answer = await host.http.post("/v1/sandboxes", content=stalled())
+    assert answer.status_code == httpx.codes.REQUEST_TIMEOUT
+    assert code(answer) == "body-timeout"
+
+
 async def test_an_unauthenticated_body_is_never_read(host: Host) -> None:
     read = 0
 

@@ -1,5 +1,6 @@
 """Who may make a request: decided before anything of its body is read, from the route table alone."""
 
+import asyncio
 from enum import StrEnum
 
 from fastapi import Request
@@ -8,6 +9,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from space.control.control import Control
 from space.errors import Forbidden, RequestError, Unauthenticated
 from space.model.project import Key, Role
+
+BODY_TIMEOUT_S = 60.0
 
 
 class Access(StrEnum):
@@ -42,15 +45,22 @@ class Guard:
 
     @staticmethod
     def _bounded(scope: Scope, receive: Receive, most: int) -> Receive:
-        """Refuse a body that says it is too large, and stop reading one that turns out to be."""
+        """Refuse a body that says it is too large, and stop reading one that turns out to be, or does not come."""
         length = header(scope, b"content-length")
         if length is not None and (not length.isdecimal() or int(length) > most):
             raise too_large(most)
-        seen = 0
+        seen, whole = 0, False
+        ends = asyncio.get_running_loop().time() + BODY_TIMEOUT_S
 
         async def bounded() -> Message:
-            nonlocal seen
-            message = await receive()
+            nonlocal seen, whole
+            try:
+                # Behind the body there is nothing to wait for but the client's going.
+                async with asyncio.timeout_at(None if whole else ends):
+                    message = await receive()
+            except TimeoutError as error:
+                raise RequestError("The body did not arrive in time.", code="body-timeout", field="body") from error
+            whole = not message.get("more_body", False)
             seen += len(message.get("body", b""))
             if seen > most:
                 raise too_large(most)
