@@ -127,6 +127,8 @@ class BtrfsDisks:
         options = "loop,noatime,nodev,nosuid"
         words = ["mount", "-t", "btrfs", "-o", options, str(self._image), str(self._directory)]
         await programs.check(words, timeout_s=PROGRAM_S)
+        # Machines that are starting hold a copy of every mount for a moment; what is shared is unmounted there, too.
+        await programs.check(["mount", "--make-shared", str(self._directory)], timeout_s=PROGRAM_S)
         if grown:
             await programs.check(["btrfs", "filesystem", "resize", "max", str(self._directory)], timeout_s=PROGRAM_S)
 

@@ -117,3 +117,5 @@ class OverlayDisks:
         )
         if finished.status:
             raise HostFull("The machine's disk could not be mounted.", code="disk-mount-failed")
+        # Machines that are starting hold a copy of every mount for a moment; what is shared is unmounted there, too.
+        await programs.check(["mount", "--make-shared", str(target)], timeout_s=PROGRAM_S)
