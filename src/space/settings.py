@@ -35,9 +35,11 @@ class Settings(BaseSettings):
     api_host: str = "127.0.0.1"
     """Address the api listens on. Other than loopback needs TLS in front, or `allow_plaintext`."""
     api_port: Annotated[int, Field(ge=1, le=65535)] = 8700
+    """TCP port of the api."""
     node_host: str = "127.0.0.1"
     """Address the node's data plane listens on."""
     node_port: Annotated[int, Field(ge=1, le=65535)] = 8701
+    """TCP port of the node's data plane."""
     node_url: str | None = None
     """How clients reach the node's data plane; unset means http://<node_host>:<node_port>."""
     allow_plaintext: bool = False

@@ -89,6 +89,7 @@ def test_an_error_comes_with_a_next_step(error: Exception, hint: str) -> None:
 
 def test_the_status_tells_platform_failures_from_the_programs_own() -> None:
     assert program_status(Unavailable("x")) == 125
+    assert program_status(InvalidRequest("x", code="program-not-executable")) == 126
     assert program_status(InvalidRequest("x", code="program-not-found")) == 127
 
 

@@ -60,7 +60,7 @@ def fail(error: SpaceError, status: int = ERROR) -> NoReturn:
 
 def program_status(error: SpaceError) -> int:
     """Return the status of `run` and `exec` for a program that could not be run at all."""
-    by_code = {"program-not-found": NOT_FOUND, "permission-denied": NOT_EXECUTABLE}
+    by_code = {"program-not-found": NOT_FOUND, "program-not-executable": NOT_EXECUTABLE}
     return by_code.get(str(error.code), PLATFORM)
 
 
