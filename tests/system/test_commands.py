@@ -6,10 +6,10 @@ import time
 
 import httpx
 import pytest
-from tests.installation import Installation
 
 from space import Sandbox
 from tests.client import Api, error_code, wait_until
+from tests.installation import Installation
 
 SEQ = "".join(f"{n}\n" for n in range(1, 100_001))
 
@@ -225,3 +225,15 @@ def test_a_signal_reaches_the_whole_tree(api: Api, sbx: Sandbox) -> None:
     command.signal("KILL")
     assert command.wait().signal == 9
     assert api.exec(sbx.id, ["pgrep", "-f", "^sleep 250$"])["exit"]["code"] == 1
+
+
+def test_a_fork_bomb_meets_the_sandboxs_own_limit_and_the_machine_lives(api: Api) -> None:
+    sandbox = api.create(resources={"pids": 64})
+    bomb = "import os, time\nmade = 0\nwhile made < 500:\n    try: pid = os.fork()\n    except OSError as error: break\n    if pid == 0: time.sleep(30); os._exit(0)\n    made += 1\nprint(made)"
+    try:
+        # The agent's own thread passes through the group, so the count is off by one or two.
+        assert 32 < int(api.output(sandbox, ["python3", "-S", "-c", bomb])) < 70
+        assert api.output(sandbox, "echo alive") == "alive\n"
+        assert api.get(sandbox)["state"] == "running"
+    finally:
+        api.delete(sandbox)

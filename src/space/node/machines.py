@@ -374,6 +374,7 @@ class Machines:
     async def _configure(self, machine: Machine, phases: Phases) -> None:
         request = self._records.request(machine.id) or {}
         defaults: dict[str, Any] = request["defaults"]
+        pids = request["resources"].get("pids")
         fields = {
             "hostname": request["hostname"],
             "env": {**defaults["env"], **request["env"]},
@@ -381,6 +382,8 @@ class Machines:
             "user": defaults["user"],
             "now_ns": time.time_ns(),
             "entropy": _entropy(),
+            # The cgroup on the host is only the backstop: reaching that ends the machine.
+            "limits": {"pids": pids if type(pids) is int else None},
         }
         await machine.present_guest().request("configure", fields)
         phases.mark("configure")
