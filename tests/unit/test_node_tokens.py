@@ -95,3 +95,12 @@ def test_only_ed25519_public_keys_are_taken(verifier, key):
         with pytest.raises(InvalidRequest):
             verifier.set_key(pem)
     assert verifier.verify(sign(key)).sandbox_id == SANDBOX
+
+
+@pytest.mark.parametrize("spoiled", [b"", b"\0" * 100, b"-----BEGIN PUBLIC KEY-----\n"])
+def test_a_kept_key_that_is_damaged_does_not_keep_the_node_from_starting(tmp_path, key, spoiled):
+    (tmp_path / "token.pub").write_bytes(spoiled)
+    verifier = TokenVerifier(tmp_path / "token.pub")
+    assert not verifier.has_key
+    verifier.set_key(public_pem(key))
+    assert verifier.verify(sign(key)).sandbox_id == SANDBOX

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from space.errors import InvalidRequest, NotFound, SpaceError, Unavailable
+from space.errors import HostError, NotFound, SpaceError, Unavailable
 from space.node.http import NDJSON_TYPE, Call
 from space.node.metrics import CONTENT_TYPE
 from space.node.parse import parse_machine, parse_object
@@ -121,7 +121,7 @@ def _listed(answer: Any, name: str) -> dict[str, Any]:
         return answer if name in answer else {name: next(iter(answer.values()), [])}
     if isinstance(answer, list):
         return {name: answer}
-    raise InvalidRequest("The broker's answer is not a list.")
+    raise HostError(f"The broker's answer has no list of {name}.")
 
 
 def _line(value: dict[str, Any]) -> bytes:

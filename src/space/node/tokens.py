@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import jwt
+import structlog
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from space.errors import InvalidRequest, Unauthenticated
 from space.model.ids import is_id
+
+log = structlog.get_logger(__name__)
 
 TOKEN_BYTES_MAX = 4096
 KEY_BYTES_MAX = 4096
@@ -37,13 +40,19 @@ class Grant:
 
 
 class TokenVerifier:
-    """Verifies tokens with the key last set; the key is kept in ``path`` so that a restart can verify at once."""
+    """Verifies tokens with the key last set; the key is kept in ``path`` so that a restart can verify at once.
+
+    A file that a power cut has spoiled is as good as none: the api sends its key whenever it meets the node.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._key: Ed25519PublicKey | None = None
         if path.exists():
-            self._key = _parse_key(path.read_bytes())
+            try:
+                self._key = _parse_key(path.read_bytes())
+            except InvalidRequest as error:
+                log.warning("kept key is damaged", reason=error.message)
 
     @property
     def has_key(self) -> bool:

@@ -146,11 +146,6 @@ class Channel:
         half = self._sends.get(number)
         return half.room if half is not None and not half.ended else 0
 
-    def unsent(self, number: int) -> bool:
-        """Whether something of this stream, or its end, has not been handed to ``outgoing`` yet."""
-        half = self._sends.get(number)
-        return half is not None and half.ready
-
     def place(self, number: int) -> tuple[int, int, bool]:
         """Where the sending half is: ``(acked, produced, ended)``."""
         half = self._sends[number]

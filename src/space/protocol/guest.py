@@ -32,11 +32,6 @@ class GuestChannel(Channel):
         """Whether nothing may be said until the next greeting."""
         return self._silent
 
-    @property
-    def drained(self) -> bool:
-        """Whether all that ``outgoing`` would give is written."""
-        return not self._pending and not self._control
-
     def welcome(self, boot_id: str, pid: int, commands: list[CommandRecord]) -> None:
         """Answer ``Greeted``, before anything else is done on the channel. The streams of ``commands`` go on from what
         the host has acknowledged; events of their ends must be given to ``event`` again.

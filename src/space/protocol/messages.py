@@ -235,25 +235,12 @@ EVENTS = {
     "stream-at": shape({"stream": (_stream, REQUIRED), "offset": (_offset, REQUIRED)}, strict=False),
 }
 
-WATCH_EVENTS = (
-    "create",
-    "modify",
-    "delete",
-    "attributes",
-    "moved-from",
-    "moved-to",
-    "overflow",
-    "limit",
-    "gone",
-)
+_watch_event = choice("create", "modify", "delete", "attributes", "moved-from", "moved-to", "overflow", "limit", "gone")
 check_file_line = shape({"path": (_path, REQUIRED), **_file}, strict=False)
 """One line of what ``list-dir`` streams; ``path`` is relative to the listed directory."""
 check_watch_line = shape(
     {
-        "event": (
-            choice("create", "modify", "delete", "attributes", "moved-from", "moved-to", "overflow", "limit", "gone"),
-            REQUIRED,
-        ),
+        "event": (_watch_event, REQUIRED),
         "path": (text(PATH_BYTES_MAX * 2, empty=True), ""),
         "directory": (boolean, False),
         "cookie": (integer(0, NUMBER_MAX), 0),

@@ -216,10 +216,6 @@ def resize_frame(rows: int, cols: int) -> str:
     return json.dumps({"type": "resize", "rows": rows, "cols": cols})
 
 
-def signal_frame(signal: str | int) -> str:
-    return json.dumps({"type": "signal", "signal": signal})
-
-
 def _decoded(document: Mapping[str, Any]) -> memoryview:
     data: str = document["data"]
     return memoryview(base64.b64decode(data) if document.get("encoding") == "base64" else data.encode())

@@ -1,6 +1,5 @@
 """The options of creating sandboxes and commands, and the request bodies they become. No I/O."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -58,11 +57,6 @@ def command_body(
     program = {"command": command} if isinstance(command, str) else {"argv": list(command)}
     terminal = {"rows": tty.rows, "cols": tty.cols} if tty else None
     return {**program, **_known(options, CommandOptions), **present(stdin=stdin, tty=terminal)}
-
-
-def command_line(argv: Sequence[str]) -> str:
-    """Return a command for people to read."""
-    return shlex.join(argv)
 
 
 def _known(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
