@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from tests.installation import Installation
 
 from tests.client import Api
+from tests.installation import Installation
 
 
 @pytest.fixture

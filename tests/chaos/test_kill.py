@@ -3,10 +3,10 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-from tests.installation import Installation
 
 from space import Sandbox
 from tests.client import Api, wait_until
+from tests.installation import Installation
 
 
 def test_a_killed_node_loses_no_running_command_and_no_byte(api: Api, sandbox: str, installation: Installation) -> None:

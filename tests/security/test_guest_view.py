@@ -1,9 +1,9 @@
 """What code in a sandbox can see and reach."""
 
 import pytest
-from tests.installation import Installation
 
 from tests.client import Api
+from tests.installation import Installation
 
 
 def test_guest_finds_no_key_token_or_host_path(api: Api, shared: str, installation: Installation) -> None:

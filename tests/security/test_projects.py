@@ -2,11 +2,11 @@
 
 import httpx
 import pytest
-from tests.installation import Installation
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from tests.client import Api
+from tests.installation import Installation
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@
 
 import httpx
 import pytest
-from tests.installation import Installation
 
 from tests.client import Api, error_code
+from tests.installation import Installation
 
 UNPROCESSABLE = httpx.codes.UNPROCESSABLE_ENTITY
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.installation import Installation
 
 from tests.client import Api, error_code
+from tests.installation import Installation
 
 MIB = 1024 * 1024
 

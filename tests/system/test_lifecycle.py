@@ -3,9 +3,9 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-from tests.installation import Installation
 
 from tests.client import WAIT, Api, error_code, wait_until
+from tests.installation import Installation
 
 COUNTER = "i=0; while true; do i=$((i+1)); echo $i > /home/user/count; sleep 0.05; done"
 
