@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from space.errors import Conflict, LimitExceeded, NotFound
+from space.errors import Conflict, HostFull, LimitExceeded, NotFound
 from space.model.command import CommandSpec, CommandState, Exit, ExitKind, Tty
 from space.model.ids import new_id
 from space.node import commands as commands_module
+from space.node import records as records_module
 from space.node.commands import Commands
 from space.node.machine import Machine
 from space.node.machines import Machines
@@ -159,3 +160,18 @@ def test_a_machine_with_clients_is_counted_as_in_use(tmp_path, commands):
         assert machines._describe({"machine": SANDBOX, "state": "running"})["clients"] == 2
     assert machine.clients == 0
     assert time.time() - machine.active_at < 5
+
+
+def test_the_last_of_the_hosts_disk_is_not_for_output(commands, monkeypatch):
+    """F10"""
+    running = commands.create(SANDBOX, SPEC, None)
+    running.record.numbers = {"stdout": 1, "stderr": 2}
+    running.record.state = CommandState.RUNNING
+    monkeypatch.setattr(records_module, "FREE_BYTES_MIN", 1 << 60)
+    monkeypatch.setattr(records_module, "FREE_LOOK_S", 0)
+    with pytest.raises(HostFull):
+        commands.create(SANDBOX, SPEC, None)
+    running.on_data(1, 0, b"output that has no place")
+    assert isinstance(running.failure(), HostFull)
+    assert running.ending().exit.kind is ExitKind.LOST
+    assert running.produced == {"stdout": 0, "stderr": 0}

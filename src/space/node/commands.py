@@ -52,12 +52,16 @@ class Commands:
     # --- sessions
 
     def create(self, sandbox_id: str, spec: CommandSpec, command_id: str | None) -> Session:
-        """Reserve a command; nothing runs yet. The same ``command_id`` again returns what was created."""
+        """Reserve a command; nothing runs yet. The same ``command_id`` again returns what was created.
+
+        Raises ``HostFull`` when its output could not be kept, ``LimitExceeded`` when the sandbox has too many.
+        """
         if command_id is not None and command_id in self._sessions:
             known = self._sessions[command_id]
             if known.record.sandbox_id != sandbox_id or known.record.spec != spec:
                 raise Conflict("That command id belongs to another command.", code="command-exists")
             return known
+        self._records.check_room()
         self._make_room(sandbox_id)
         record = CommandRecord(command_id or new_id("cmd"), sandbox_id, spec, created_at=time.time())
         session = Session(record, self._records)

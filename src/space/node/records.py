@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from space.errors import HostFull
 from space.model.command import CommandSpec, CommandState, Exit, ExitKind, Tty
 from space.model.ids import is_id
 
@@ -22,6 +24,9 @@ log = structlog.get_logger(__name__)
 
 RECORD = "record.json"
 TOKENS_MAX = 16
+FREE_BYTES_MIN = 512 * 1024 * 1024
+"""Output of commands never takes the last of the disk, which the api's store may share."""
+FREE_LOOK_S = 0.1
 
 BOOTING = "booting"
 READY = "ready"
@@ -57,7 +62,18 @@ class CommandRecords:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._looked_at = -FREE_LOOK_S
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def check_room(self) -> None:
+        """Raise ``HostFull`` when the disk is too full to keep more. Cheap: looks anew after ``FREE_LOOK_S`` only."""
+        now = time.monotonic()
+        if now - self._looked_at < FREE_LOOK_S:
+            return
+        found = os.statvfs(self._directory)
+        if found.f_bavail * found.f_frsize < FREE_BYTES_MIN:
+            raise HostFull("The host has no room to keep the output of commands.")
+        self._looked_at = now
 
     def save(self, record: CommandRecord) -> None:
         home = self._directory / record.id

@@ -209,7 +209,11 @@ class Session:
         if output is None:
             return
         try:
+            self._records.check_room()
             output.spool.append(data)
+        except HostFull as error:
+            self._fail(error)
+            return
         except OSError as error:
             self._fail(HostFull(f"The host could not keep the command's output: {error.strerror}"))
             return
