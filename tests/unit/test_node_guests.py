@@ -213,15 +213,15 @@ async def test_noise_between_frames_costs_a_greeting_and_repeated_noise_the_chan
 
 
 async def test_a_flood_of_tiny_frames_leaves_time_for_everybody_else(guest, scripted):
-    """A beat of the same event loop is never late by more than a fraction of a second."""
+    """Between two beats of the same event loop it works for a fraction of a second at most, however busy the machine."""
     late = [0.0]
     done = asyncio.Event()
 
     async def beat():
         while not done.is_set():
-            before = time.monotonic()
+            before = time.thread_time()
             await asyncio.sleep(0.01)
-            late[0] = max(late[0], time.monotonic() - before - 0.01)
+            late[0] = max(late[0], time.thread_time() - before)
 
     beating = asyncio.ensure_future(beat())
     tiny = message(FrameType.EVENT, 0, event="x") * 2000
