@@ -11,7 +11,8 @@ COUNTER = "i=0; while true; do i=$((i+1)); echo $i > /home/user/count; sleep 0.0
 
 
 def _count(api: Api, sandbox: str) -> int:
-    return int(api.read(sandbox, "/home/user/count").decode().strip() or "0")
+    """How far the counter is; 0 while its file is not there yet, or just being written."""
+    return int(api.output(sandbox, "cat /home/user/count 2>/dev/null || true").strip() or "0")
 
 
 def test_exec_after_create_returns_exactly_what_the_program_printed(api: Api, sandbox: str) -> None:
