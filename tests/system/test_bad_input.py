@@ -41,7 +41,7 @@ def test_a_wrong_field_of_create_is_named(api: Api, body: object, field: str) ->
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({}, "command"),
+        ({}, "argv"),
         ({"argv": []}, "argv"),
         ({"argv": "true"}, "argv"),
         ({"argv": ["a\u0000b"]}, "argv"),
@@ -109,7 +109,7 @@ def test_no_key_a_wrong_key_and_a_revoked_key_are_unauthenticated_at_once(api: A
         {},
         {"Authorization": "Bearer sk_wrong"},
         {"Authorization": "Basic abc"},
-        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer"},
     ):
         answer = httpx.get(f"{installation.url}/v1/sandboxes", headers=headers)
         assert answer.status_code == httpx.codes.UNAUTHORIZED
