@@ -1,18 +1,10 @@
 """Who may do what: decides from the route's access and the token, before any handler runs."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from space.errors import NotFound, Unauthenticated
 from space.model.ids import is_id
+from space.node.call import Call
 from space.node.table import Access
 from space.node.tokens import Grant
-
-if TYPE_CHECKING:
-    from space.node.http import Call
-
-__all__ = ["Access", "authorise"]
 
 
 def authorise(call: Call, access: Access) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from space.errors import InvalidRequest
 from space.model.command import CommandState
 from space.model.ids import is_id
-from space.node.http import NDJSON_TYPE, Call
+from space.node.call import NDJSON_TYPE, Call
 from space.node.ndjson import Lines
 from space.node.parse import parse_command, parse_flag, parse_offset, parse_signal
 from space.node.readers import Exited

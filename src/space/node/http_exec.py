@@ -14,8 +14,8 @@ from typing import Any
 
 from space.errors import SpaceError
 from space.model.command import CommandSpec, Exit
+from space.node.call import JSON_TYPE, MIB, NDJSON_TYPE, BrokenOff, Call, ClientGone
 from space.node.guests import Guest
-from space.node.http import JSON_TYPE, MIB, NDJSON_TYPE, BrokenOff, Call, ClientGone
 from space.node.ndjson import Lines
 from space.node.parse import parse_exec
 from space.node.readers import Chunk

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from space.errors import GuestError, SpaceError
+from space.node.call import JSON_TYPE, BrokenOff, Call
 from space.node.guests import Guest
-from space.node.http import JSON_TYPE, BrokenOff, Call
 from space.node.parse import (
     check_path,
     invalid,

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from space.errors import HostError, NotFound, SpaceError, Unavailable
-from space.node.http import NDJSON_TYPE, Call
+from space.node.call import NDJSON_TYPE, Call
 from space.node.metrics import CONTENT_TYPE
 from space.node.parse import parse_machine, parse_object
 from space.node.tokens import KEY_BYTES_MAX

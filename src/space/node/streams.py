@@ -10,9 +10,9 @@ import json
 import struct
 from typing import Any
 
-from space.errors import Conflict, InvalidRequest, RequestError, SpaceError
+from space.errors import Conflict, InvalidRequest, SpaceError
 from space.model.command import CommandState
-from space.node.http import Call
+from space.node.call import Call
 from space.node.http_commands import start_offsets
 from space.node.ndjson import error_message, exit_message
 from space.node.parse import parse_object, parse_signal, parse_tty
@@ -38,7 +38,7 @@ async def attach(call: Call) -> None:
     """Serve one attached client until the command has ended or the client goes."""
     session = call.node.commands.get(call.params["command"])
     if SUBPROTOCOL not in call.scope["subprotocols"]:
-        raise RequestError(f"The subprotocol {SUBPROTOCOL} must be offered.", code="subprotocol-needed")
+        raise InvalidRequest(f"The subprotocol {SUBPROTOCOL} must be offered.", code="subprotocol-needed")
     offsets = start_offsets(call)
     fresh = session.record.state is CommandState.CREATED
     guest = call.node.machines.guest(session.record.sandbox_id) if fresh else None

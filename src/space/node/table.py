@@ -1,14 +1,10 @@
 """What a row of the route table is."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from space.node.http import Call
+from space.node.call import Call
 
 
 class Access(Enum):
