@@ -87,6 +87,6 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 20, what: str
 def error_code(answer: httpx.Response) -> str:
     """The stable code of an error answer, which must have our shape."""
     error = answer.json()["error"]
-    assert set(error) == {"code", "message", "details", "request_id"}, error
+    assert set(error) == {"code", "message", "kind", "details", "request_id"}, error
     assert error["message"]
     return str(error["code"])

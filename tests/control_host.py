@@ -140,6 +140,6 @@ async def until(condition: Callable[[], Awaitable[object]], what: str = "the con
 
 def code(answer: httpx.Response) -> str:
     error = answer.json()["error"]
-    assert set(error) == {"code", "message", "details", "request_id"}, error
+    assert set(error) == {"code", "message", "kind", "details", "request_id"}, error
     assert answer.headers["x-request-id"] == error["request_id"]
     return str(error["code"])

@@ -81,22 +81,33 @@ def class_of_status(status: int) -> type[SpaceError]:
     return CLASS_BY_STATUS.get(status, errors.HostError if status >= 500 else errors.RequestError)
 
 
+def kind_of(error: SpaceError) -> str:
+    """Return the name of the error's class in the tree of `space.errors`, by which it comes back as the same class."""
+    return next(cls.__name__ for cls in type(error).__mro__ if CLASS_BY_NAME.get(cls.__name__) is cls)
+
+
+def class_of_kind(kind: object) -> type[SpaceError] | None:
+    """Return the class of that name; None when this version knows none."""
+    return CLASS_BY_NAME.get(kind) if isinstance(kind, str) else None
+
+
 def render(error: SpaceError) -> dict[str, Any]:
-    """Return ``{code, message, details}``."""
-    return {"code": str(error.code), "message": error.message, "details": error.details}
+    """Return ``{code, message, kind, details}``."""
+    return {"code": str(error.code), "message": error.message, "kind": kind_of(error), "details": error.details}
 
 
 def answer(error: SpaceError, request_id: str) -> dict[str, Any]:
-    """Return the body of an HTTP answer: ``{"error": {code, message, details, request_id}}``."""
+    """Return the body of an HTTP answer: ``{"error": {code, message, kind, details, request_id}}``."""
     return {"error": {**render(error), "request_id": request_id}}
 
 
 def parse(
     described: Any, fallback: type[SpaceError], by_code: Mapping[str, type[SpaceError]] | None = None
 ) -> SpaceError:
-    """Turn ``{code, message, details}`` of another part back into an error; anything at all is taken.
+    """Turn ``{code, message, kind, details}`` of another part back into an error; anything at all is taken.
 
-    The class is the one that owns the code (or has it in ``by_code``), else ``fallback``.
+    The class is the one that owns the code (or has it in ``by_code``), else the one that ``kind`` names, else
+    ``fallback``.
     """
     if not isinstance(described, dict):
         return fallback()
@@ -107,7 +118,7 @@ def parse(
     text = str(message) if message else None
     if not isinstance(code, str) or not code:
         return fallback(text, **details)
-    cls = CLASS_BY_CODE.get(code) or (by_code or {}).get(code, fallback)
+    cls = CLASS_BY_CODE.get(code) or (by_code or {}).get(code) or class_of_kind(described.get("kind")) or fallback
     return cls(text, code=code, **details)
 
 
@@ -125,3 +136,4 @@ def _tree(cls: type[SpaceError]) -> Iterator[type[SpaceError]]:
 
 
 CLASS_BY_CODE: dict[str, type[SpaceError]] = {str(cls.code): cls for cls in _tree(SpaceError)}
+CLASS_BY_NAME: dict[str, type[SpaceError]] = {cls.__name__: cls for cls in _tree(SpaceError)}

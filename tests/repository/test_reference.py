@@ -15,7 +15,6 @@ import space
 from space import error_wire, errors
 from space.api import errors as api_errors
 from space.api.routes import ROUTES
-from space.api.sandboxes import RETRYABLE_CODES
 from space.control import lifecycle
 from space.node import errors as node_errors
 from space.sdk import errors as sdk_errors
@@ -85,8 +84,8 @@ def causes() -> set[str]:
 def known() -> set[str]:
     """Every code there is."""
     found = {code for code, _, _ in raised()} | causes() | {cls.code for cls in classes().values()}
-    found |= {*error_wire.STATUS_BY_CODE, *RETRYABLE_CODES}
-    found |= {code for code, _ in api_errors._BY_STATUS.values()}
+    found |= {*error_wire.STATUS_BY_CODE}
+    found |= {code for _, code, _ in api_errors._BY_STATUS.values()}
     found |= {code for _, code, _ in node_errors._BY_ERRNO.values()}
     found |= {code for _, code, _ in node_errors._BY_GUEST_CODE.values() if code is not None}
     found |= set(node_errors._START_BY_GUEST_CODE.values())
@@ -113,23 +112,44 @@ def test_every_code_of_a_call_is_where_its_part_of_the_sources_is_told_of() -> N
     assert wrong == []
 
 
+Answer = tuple[int, type[errors.SpaceError]]
+
+
 @functools.cache
-def statuses() -> dict[str, set[int]]:
-    """With which statuses each code is answered, as far as the sources show it."""
-    found: defaultdict[str, set[int]] = defaultdict(set)
+def answers() -> dict[str, set[Answer]]:
+    """With which statuses and as which classes each code is answered, as far as the sources show it."""
+    found: defaultdict[str, set[Answer]] = defaultdict(set)
     for code, cls, where in raised():
         if where.startswith(OVER_HTTP) and where != "control/lifecycle.py":
-            found[code].add(error_wire.status_of(cls(code=code)))
+            found[code].add((error_wire.status_of(cls(code=code)), cls))
     told = [*node_errors._BY_ERRNO.values()]
     told += [(cls, code, "") for cls, code, _ in node_errors._BY_GUEST_CODE.values() if code is not None]
     told += [(errors.InvalidRequest, code, "") for code in node_errors._START_BY_GUEST_CODE.values()]
     for cls, code, _ in told:
-        found[code].add(error_wire.status_of(cls(code=code)))
-    for status, (code, _) in api_errors._BY_STATUS.items():
-        found[code].add(status)
+        found[code].add((error_wire.status_of(cls(code=code)), cls))
+    for status, (cls, code, _) in api_errors._BY_STATUS.items():
+        found[code].add((status, cls))
     for cls in classes().values():
-        found[cls.code].add(error_wire.status_of(cls()))
+        found[cls.code].add((error_wire.status_of(cls()), cls))
     return found
+
+
+@functools.cache
+def failures() -> dict[str, set[Answer]]:
+    """As `answers`, of the errors that an operation can fail with below the node."""
+    found: defaultdict[str, set[Answer]] = defaultdict(set)
+    for code, cls, where in raised():
+        if where.startswith(("broker/", "drivers/", "node/machines.py", "control/lifecycle.py")):
+            found[code].add((error_wire.status_of(cls(code=code)), cls))
+    return found
+
+
+def in_the_sdk(code: str, possible: set[Answer], details: dict[str, str]) -> set[str]:
+    """Which classes the SDK raises for a code that is answered so."""
+    return {
+        type(sdk_errors.from_wire({"code": code, "kind": cls.__name__, "details": details}, status)).__name__
+        for status, cls in possible
+    }
 
 
 ANSWERED = [(title, code) for title in PAGE if title not in {FAILURES, LOCAL, OPERATORS} for code in PAGE[title]]
@@ -139,13 +159,10 @@ ANSWERED = [(title, code) for title in PAGE if title not in {FAILURES, LOCAL, OP
 def test_status_and_class_are_those_of_the_sources(title: str, code: str) -> None:
     status_cell, class_cell = PAGE[title][code][:2]
     said = {int(text) for text in status_cell.split(", ")}
-    assert said == statuses()[code]
-    details = [{}, {"errno": "EIO"}] if title == FILES else [{}]
-    possible = {
-        type(sdk_errors.from_wire({"code": code, "details": detail}, status)).__name__
-        for status in said
-        for detail in details
-    }
+    assert said == {status for status, _ in answers()[code]}
+    possible = in_the_sdk(code, answers()[code], {})
+    if title == FILES:
+        possible |= in_the_sdk(code, answers()[code], {"errno": "EIO"})
     named = {name.strip("`") for name in class_cell.split(", ")}
     assert named <= possible
     assert title == FILES or named == possible
@@ -158,9 +175,13 @@ def test_a_class_of_the_tree_has_a_row_for_its_own_code() -> None:
 
 
 @pytest.mark.parametrize("code", PAGE[FAILURES])
-def test_a_failure_has_the_status_that_a_caller_who_waited_gets(code: str) -> None:
-    kind = errors.Unavailable if code in RETRYABLE_CODES else errors.HostError
-    assert PAGE[FAILURES][code][0] == str(error_wire.status_of(kind(code=code)))
+def test_a_failure_has_the_status_and_the_class_that_a_caller_who_waited_gets(code: str) -> None:
+    """What is only told of a failed sandbox, and never an answer, has no status."""
+    status_cell, class_cell = PAGE[FAILURES][code][:2]
+    possible = failures()[code]
+    assert status_cell == (", ".join(sorted({str(status) for status, _ in possible})) or "-")
+    told = in_the_sdk(code, possible, {}) or {errors.MachineLost.__name__}
+    assert {name.strip("`") for name in class_cell.split(", ")} == told
 
 
 def test_every_cause_of_a_failed_sandbox_is_among_the_failures() -> None:

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from aiohttp import web
 
+from space import error_wire
+from space.errors import Conflict, HostError, HostFull, SpaceError
+from space.sdk._sync.operations import failure as failure_of
+from space.sdk.errors import from_answer
+from space.sdk.types import Operation
 from tests.control_host import Host, code, hosting, until
 
 
@@ -170,6 +176,31 @@ async def test_a_failed_create_that_was_waited_for_is_an_error_with_its_code(hos
     assert shown["state"] == "failed"
     assert shown["failure"]["code"] == "host-full"
     assert ("destroy", sandbox) in host.node.calls, "nothing of a failed create may stay"
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        (HostFull("No.", code="disk-store-full"), 503),
+        (HostFull("No.", code="links-full"), 503),
+        (Conflict("No.", code="not-supported"), 409),
+        (HostError("No.", code="start-failed"), 500),
+    ],
+    ids=lambda value: str(getattr(value, "code", value)),
+)
+async def test_a_failure_that_was_waited_for_has_the_status_of_its_class(
+    host: Host, failure: SpaceError, status: int
+) -> None:
+    wire = error_wire.answer(failure, "req")
+    host.node.failures["boot"] = [web.json_response(wire, status=error_wire.status_of(failure))]
+    answer = await host.http.post("/v1/sandboxes", json={"template": "base"}, headers={"Prefer": "wait=20"})
+    assert (answer.status_code, code(answer)) == (status, failure.code)
+    assert ("retry-after" in answer.headers) == failure.retryable
+    waited = from_answer(status, answer.content)
+    operation = (await host.http.get(f"/v1/operations/{waited.details['operation_id']}")).json()
+    assert operation["error"]["kind"] == type(failure).__name__
+    polled = failure_of(Operation.parse(operation))
+    assert (type(waited), waited.code) == (type(polled), polled.code) == (type(failure), failure.code)
 
 
 async def test_a_failed_suspend_leaves_the_sandbox_running(host: Host) -> None:

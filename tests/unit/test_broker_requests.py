@@ -123,4 +123,9 @@ def test_a_refusal_does_not_repeat_what_was_sent() -> None:
 
 def test_an_error_keeps_its_code_and_details() -> None:
     error = SpaceError("No.", code="some-code", field="x")
-    assert error_wire.render(error) == {"code": "some-code", "message": "No.", "details": {"field": "x"}}
+    assert error_wire.render(error) == {
+        "code": "some-code",
+        "message": "No.",
+        "kind": "SpaceError",
+        "details": {"field": "x"},
+    }

@@ -32,6 +32,24 @@ def test_a_status_without_a_row_is_the_callers_or_the_hosts() -> None:
     assert error_wire.class_of_status(599) is HostError
 
 
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_a_class_survives_the_wire_also_under_a_more_particular_code(cls: type[SpaceError]) -> None:
+    came = error_wire.parse(error_wire.render(cls("why", code="something-new")), SpaceError)
+    assert (type(came), came.code) == (cls, "something-new")
+
+
+@pytest.mark.parametrize("kind", ["Exception", "SystemExit", "parse", "", None, 7, ["HostFull"], {"HostFull": 1}])
+def test_a_kind_that_is_none_of_ours_gets_the_fallback(kind: object) -> None:
+    assert type(error_wire.parse({"code": "something-new", "kind": kind}, HostError)) is HostError
+
+
+def test_a_class_that_is_not_of_the_tree_travels_as_the_one_above_it() -> None:
+    class Particular(errors.HostFull):
+        """No room."""
+
+    assert error_wire.render(Particular("why"))["kind"] == "HostFull"
+
+
 def test_a_code_that_no_class_owns_gets_the_fallback_and_is_kept() -> None:
     error = error_wire.parse({"code": "oom-killed", "message": "m", "details": {}}, NotFound)
     assert (type(error), error.code) == (NotFound, "oom-killed")

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from space import error_wire
 from space.errors import Conflict, HostError, HostFull, OutcomeUnknown, Unavailable
 from space.node.broker import BrokerClient
 
@@ -54,6 +55,17 @@ async def test_errors_keep_code_message_and_details(tmp_path, code, cls):
             await client.call("pause", timeout_s=5, machine="m")
         assert (caught.value.code, caught.value.message) == (code, "No.")
         assert caught.value.details == {"state": "paused"}
+        await client.close()
+
+
+@pytest.mark.parametrize("cls", [HostFull, Unavailable, Conflict])
+async def test_errors_keep_their_class_under_any_code(tmp_path, cls):
+    client = BrokerClient(tmp_path / "b.sock")
+    wire = error_wire.render(cls("No.", code="something-new"))
+    async with ScriptedBroker(tmp_path / "b.sock", lambda _: {"error": wire}):
+        with pytest.raises(cls) as caught:
+            await client.call("pause", timeout_s=5, machine="m")
+        assert caught.value.code == "something-new"
         await client.close()
 
 

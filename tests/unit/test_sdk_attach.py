@@ -93,6 +93,13 @@ def test_an_error_of_the_server_is_raised_as_its_class() -> None:
     assert (caught.value.code, caught.value.details) == ("oom-killed", {"a": 1})
 
 
+def test_an_error_under_a_code_of_its_own_is_raised_as_the_class_that_the_server_names() -> None:
+    described = {"code": "program-not-found", "message": "no", "kind": "InvalidRequest", "details": {"field": "argv"}}
+    with pytest.raises(InvalidRequest) as caught:
+        Attachment().receive(text(type="error", error=described))
+    assert caught.value.code == "program-not-found"
+
+
 @pytest.mark.parametrize(
     "frame",
     [

@@ -15,6 +15,7 @@ from space import (
     CommandFailed,
     Conflict,
     HostError,
+    HostFull,
     NotFound,
     OutcomeUnknown,
     Sandbox,
@@ -204,6 +205,16 @@ def test_a_refusal_that_may_pass_is_tried_again_when_the_server_says_when(
     server.on("POST /v1/sandboxes", busy, busy, {"sandbox": sandbox(), "operation": operation()})
     Sandbox.create(client=client)
     assert len(server.seen) == 3
+
+
+def test_a_create_that_has_failed_is_not_asked_for_again_under_the_same_key(
+    server: ScriptedServer, client: Client
+) -> None:
+    full = error(503, "host-full", headers={"retry-after": "0"}, operation_id="op1")
+    server.on("POST /v1/sandboxes", full)
+    with pytest.raises(HostFull):
+        Sandbox.create(client=client)
+    assert len(server.seen) == 1
 
 
 def test_a_refusal_without_a_time_is_raised_at_once(server: ScriptedServer, client: Client) -> None:

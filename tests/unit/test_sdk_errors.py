@@ -10,6 +10,7 @@ from space import (
     Forbidden,
     GuestError,
     HostError,
+    HostFull,
     InvalidRequest,
     LimitExceeded,
     MachineLost,
@@ -60,6 +61,14 @@ def test_a_refusal_of_the_guest_is_a_guest_error() -> None:
     error = from_answer(404, answer("file-not-found", errno=2))
     assert type(error) is GuestError
     assert error.details["errno"] == 2
+
+
+def test_the_kind_beside_a_particular_code_says_more_than_the_status() -> None:
+    body = json.loads(answer("disk-store-full"))
+    body["error"]["kind"] = "HostFull"
+    assert type(from_answer(503, json.dumps(body).encode())) is HostFull
+    body["error"] |= {"kind": "NotFound", "details": {"errno": "ENOENT"}}
+    assert type(from_answer(404, json.dumps(body).encode())) is GuestError
 
 
 def test_a_machine_that_is_gone_is_a_lost_machine() -> None:

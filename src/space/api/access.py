@@ -7,7 +7,7 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from space.control.control import Control
-from space.errors import Forbidden, RequestError, Unauthenticated
+from space.errors import Forbidden, InvalidRequest, RequestError, Unauthenticated
 from space.model.project import Key, Role
 
 BODY_TIMEOUT_S = 60.0
@@ -91,5 +91,5 @@ def header(scope: Scope, name: bytes) -> str | None:
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
 
 
-def too_large(most: int) -> RequestError:
-    return RequestError(f"The body may have at most {most} bytes.", code="body-too-large", limit_bytes=most)
+def too_large(most: int) -> InvalidRequest:
+    return InvalidRequest(f"The body may have at most {most} bytes.", code="body-too-large", limit_bytes=most)

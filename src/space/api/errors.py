@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from space import errors
+from space import error_wire, errors
 from space.error_wire import status_of
 from space.errors import SpaceError
 
@@ -22,19 +22,15 @@ NAMED_MAX = 20
 
 def answer(error: SpaceError, request_id: str) -> JSONResponse:
     """Return the answer that tells of an error."""
-    details = dict(error.details)
-    status = status_of(error)
+    described = error_wire.answer(error, request_id)
+    details = described["error"]["details"] = dict(error.details)
     headers: dict[str, str] = {}
     retry_after = details.pop("retry_after_s", RETRY_AFTER_S if error.retryable else None)
     if retry_after is not None:
         headers["Retry-After"] = str(max(1, round(float(retry_after))))
     if isinstance(error, errors.Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(body(str(error.code), error.message, details, request_id), status, headers)
-
-
-def body(code: str, message: str, details: Mapping[str, Any], request_id: str) -> dict[str, Any]:
-    return {"error": {"code": code, "message": message, "details": details, "request_id": request_id}}
+    return JSONResponse(described, status_of(error), headers)
 
 
 def install(app: FastAPI) -> None:
@@ -60,22 +56,24 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     http_error = cast("HTTPException", error)
     if isinstance(error.__cause__, SpaceError):
         return answer(error.__cause__, request_id(request))
-    code, message = _BY_STATUS.get(http_error.status_code, ("bad-request", "The request cannot be carried out."))
+    cls, code, message = _BY_STATUS.get(http_error.status_code, _OTHERWISE)
     headers = {name: value for name, value in (http_error.headers or {}).items() if name.lower() == "allow"}
-    return JSONResponse(body(code, message, {}, request_id(request)), http_error.status_code, headers)
+    described = error_wire.answer(cls(message, code=code), request_id(request))
+    return JSONResponse(described, http_error.status_code, headers)
 
 
+_OTHERWISE = (errors.RequestError, "bad-request", "The request cannot be carried out.")
 _BY_STATUS = {
-    400: ("malformed-json", "The body is not valid JSON."),
-    404: ("not-found", "There is nothing at this path. `/docs` lists the paths there are."),
-    405: ("method-not-allowed", "This path does not take that method."),
+    400: (errors.InvalidRequest, "malformed-json", "The body is not valid JSON."),
+    404: (errors.NotFound, "not-found", "There is nothing at this path. `/docs` lists the paths there are."),
+    405: (errors.RequestError, "method-not-allowed", "This path does not take that method."),
 }
 
 
 def from_validation(problems: Sequence[Any]) -> SpaceError:
     """Return one error for all problems of a request; values a caller sent are never part of it."""
     if any(problem["type"] == "json_invalid" for problem in problems):
-        return errors.RequestError("The body is not valid JSON.", code="malformed-json", field="body")
+        return errors.InvalidRequest("The body is not valid JSON.", code="malformed-json", field="body")
     named = [{"field": _field(problem["loc"]), "problem": _problem(problem)} for problem in problems[:NAMED_MAX]]
     first = named[0]
     return errors.InvalidRequest(f"{first['field']}: {first['problem']}", field=first["field"], problems=named)

@@ -25,13 +25,13 @@ from space.control.control import Control
 from space.control.readiness import wait_ready
 from space.control.sandboxes import NewSandbox
 from space.control.usage import sample
-from space.errors import Conflict, HostError, InvalidRequest, SpaceError, Unavailable
+from space.error_wire import class_of_kind
+from space.errors import Conflict, HostError, InvalidRequest, SpaceError
 from space.model.operation import Operation, OperationState
 from space.model.sandbox import TRANSITIONS, Resources, Sandbox, State
 
 METADATA_PREFIX = "metadata."
 FILTERS_MAX = 16
-RETRYABLE_CODES = {"host-full", "unavailable", "node-unavailable", "not-ready", "host-lost"}
 
 
 async def create(
@@ -179,8 +179,8 @@ def _as_error(operation: Operation) -> SpaceError:
     failure = operation.error
     if operation.state == OperationState.CANCELLED or failure is None:
         return Conflict("The operation was cancelled: the sandbox was deleted meanwhile.", code="cancelled", **ids)
-    kind = Unavailable if failure.code in RETRYABLE_CODES else HostError
-    return kind(failure.message, code=failure.code, **ids)
+    cls = class_of_kind(failure.kind) or HostError
+    return cls(failure.message, code=failure.code, **ids)
 
 
 def _metadata_filter(request: Request) -> dict[str, str]:

@@ -157,8 +157,11 @@ class Out(BaseModel):
 
 
 class FailureOut(Out):
+    """Why something failed. `kind` is the class of error that `code` belongs to."""
+
     code: str
     message: str
+    kind: str
 
 
 class ResourcesOut(Out):
@@ -335,8 +338,11 @@ class KeyPage(Page):
 
 
 class ErrorOut(Out):
+    """What went wrong. `kind` is the class of error that `code` belongs to, and says who must act."""
+
     code: str
     message: str
+    kind: str
     details: dict[str, Any]
     request_id: str
 

@@ -17,7 +17,8 @@ from sqlalchemy import Connection
 
 from space.control import transitions
 from space.control.control import Control
-from space.errors import HostError, OutcomeUnknown, SpaceError, Unavailable
+from space.error_wire import kind_of
+from space.errors import HostError, MachineLost, OutcomeUnknown, SpaceError, Unavailable
 from space.model.operation import FINISHED, Operation, OperationState
 from space.model.sandbox import TRANSITIONS, Failure, Sandbox, State
 from space.store import operations, sandboxes
@@ -159,12 +160,16 @@ async def _repeat(operation: Operation, call: Callable[[float], Awaitable[dict[s
         left = ends - time.monotonic()
         try:
             return await call(max(left, 1.0))
-        except (Unavailable, OutcomeUnknown) as error:
-            if left <= pause_s:
+        except (Unavailable, OutcomeUnknown, MachineLost) as error:
+            if left <= pause_s or (isinstance(error, MachineLost) and error.code not in _MAY_COME_BACK):
                 raise
             log.info("node-call-repeated", operation=operation.id, code=error.code)
         await asyncio.sleep(pause_s)
         pause_s = min(pause_s * 2, RETRY_MAX_S)
+
+
+# A guest that was too slow is greeted again by the next call.
+_MAY_COME_BACK = {"guest-unresponsive"}
 
 
 async def _reboot(control: Control, sandbox: Sandbox, operation: Operation) -> dict[str, Any]:
@@ -212,7 +217,7 @@ def _succeeded(control: Control, operation: Operation, verb: str, answer: dict[s
 
 
 async def _failed(control: Control, sandbox: Sandbox, operation: Operation, verb: str, error: SpaceError) -> Outcome:
-    failure = Failure(str(error.code), error.message)
+    failure = Failure(str(error.code), error.message, kind_of(error))
     timings = _timings(control, operation, error.details.get("timings"))
     log.warning("operation-failed", operation=operation.id, sandbox=sandbox.id, kind=operation.kind, code=failure.code)
     failed = Outcome(OperationState.FAILED, State.FAILED, error=failure, failure=failure, timings=timings)
@@ -223,7 +228,7 @@ async def _failed(control: Control, sandbox: Sandbox, operation: Operation, verb
     try:
         machine = await control.node.inspect(sandbox.id)
     except SpaceError:
-        lost = Failure("host-lost", "The host that runs the sandbox's machine does not answer.")
+        lost = Failure("host-lost", "The host that runs the sandbox's machine does not answer.", _LOST)
         return replace(failed, failure=lost)
     state = STATE_OF_MACHINE.get(str(machine.get("state")))
     if state is None:
@@ -236,8 +241,10 @@ def cause_of(machine: Mapping[str, Any]) -> Failure:
     """Say why a machine is no longer there."""
     cause = machine.get("cause")
     code = cause if isinstance(cause, str) and cause in _CAUSES else "machine-exited"
-    return Failure(code, _CAUSES[code])
+    return Failure(code, _CAUSES[code], _LOST)
 
+
+_LOST = MachineLost.__name__
 
 _CAUSES = {
     "oom-killed": "The machine was killed because it used more memory than it may.",

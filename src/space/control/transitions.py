@@ -1,5 +1,6 @@
 """How a sandbox's row changes: one compare-and-set, and the event that tells of it, in one transaction."""
 
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -32,7 +33,7 @@ def tell(connection: Connection, sandbox: Sandbox, now: datetime) -> None:
         "sandbox_id": sandbox.id,
         "state": str(sandbox.state),
         "ready": sandbox.ready,
-        "failure": None if failure is None else {"code": failure.code, "message": failure.message},
+        "failure": None if failure is None else asdict(failure),
         "operation_id": sandbox.operation_id,
     }
     events.add(connection, sandbox.project_id, "sandbox", data, now)

@@ -75,10 +75,11 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a sandbox or an operation failed: a stable code and a sentence."""
+    """Why a sandbox or an operation failed: a stable code, a sentence, and the name of a class in `space.errors`."""
 
     code: str
     message: str
+    kind: str = "HostError"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from space.errors import InvalidRequest, RequestError
+from space.errors import InvalidRequest
 from space.model.command import OUTPUT_MIB_DEFAULT, CommandSpec, Tty
 
 PATH_BYTES_MAX = 4096
@@ -37,13 +37,13 @@ def invalid(field: str, why: str) -> InvalidRequest:
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
-    """Parse a JSON object. Malformed text and anything but an object raise ``RequestError`` (``malformed-json``)."""
+    """Parse a JSON object. Malformed text and anything but an object raise ``InvalidRequest`` (``malformed-json``)."""
     try:
         value = json.loads(raw, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"The body is not valid JSON: {error}", code="malformed-json", field="body") from error
+        raise InvalidRequest(f"The body is not valid JSON: {error}", code="malformed-json", field="body") from error
     if not isinstance(value, dict):
-        raise RequestError("The body must be a JSON object.", code="malformed-json", field="body")
+        raise InvalidRequest("The body must be a JSON object.", code="malformed-json", field="body")
     return value
 
 
@@ -189,7 +189,7 @@ def parse_range(value: str | None, size: int) -> tuple[int, int] | None:
             return None
         length = (min(int(last) + 1, size) if last else size) - start
     if length <= 0:
-        raise RequestError("No byte of that range exists.", code="range-not-satisfiable", size=size)
+        raise InvalidRequest("No byte of that range exists.", code="range-not-satisfiable", size=size)
     return start, length
 
 

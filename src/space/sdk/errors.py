@@ -32,15 +32,15 @@ def from_answer(status: int, body: bytes) -> errors.SpaceError:
 
 
 def from_wire(described: Mapping[str, Any], status: int | None = None) -> errors.SpaceError:
-    """Return the error for ``{code, message, details, request_id}``.
+    """Return the error for ``{code, message, kind, details, request_id}``.
 
     The class is the one that owns the code; for a more particular code it is the guest's own refusal when an errno came
-    with it, else what the status stands for.
+    with it, else the one that ``kind`` names, else what the status stands for.
     """
     details = described.get("details")
     fallback = class_of_status(status) if status else errors.SpaceError
     if isinstance(details, dict) and "errno" in details:
-        fallback = errors.GuestError
+        described = {**described, "kind": errors.GuestError.__name__}
     error = parse({**described, "code": str(described.get("code") or _UNKNOWN)}, fallback, BY_CODE)
     if described.get("request_id"):
         error.details["request_id"] = described["request_id"]

@@ -149,6 +149,8 @@ def _is_worth_it(request: Request, state: RetryCallState, *, only_way: bool) -> 
         return only_way
     if not request.rewindable:
         return False
+    if "idempotency-key" in request.headers and "operation_id" in error.details:
+        return False  # The operation has failed: the same key would bring the same answer again.
     hinted = _retry_after(state)
     return error.retryable and hinted is not None and hinted <= RETRY_WAIT_S_MAX
 

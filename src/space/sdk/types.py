@@ -175,14 +175,17 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why something failed: a stable code and a sentence."""
+    """Why something failed: a stable code, a sentence, and the name of the error's class."""
 
     code: str
     message: str
+    kind: str | None = None
 
     @classmethod
     def parse(cls, data: Mapping[str, Any] | None) -> Self | None:
-        return cls(code=data.get("code", "failed"), message=data.get("message", "")) if data else None
+        if not data:
+            return None
+        return cls(code=data.get("code", "failed"), message=data.get("message", ""), kind=data.get("kind"))
 
 
 @dataclass(frozen=True, slots=True)

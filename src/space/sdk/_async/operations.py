@@ -61,9 +61,10 @@ class AsyncOperations:
 def failure(operation: Operation) -> Exception:
     """Return the error that a failed operation stands for."""
     described = {"code": "failed", "message": f"Operation {operation.id} ({operation.kind}) failed."}
-    if operation.error is not None:
-        described = {"code": operation.error.code, "message": operation.error.message}
-    return from_wire({**described, "details": {"operation": operation.id}}, _SANDBOX_AT_FAULT)
+    if (error := operation.error) is not None:
+        described = present(code=error.code, message=error.message, kind=error.kind)
+    details = present(sandbox_id=operation.sandbox_id, operation_id=operation.id)
+    return from_wire({**described, "details": details}, _SANDBOX_AT_FAULT)
 
 
 async def pages(
