@@ -17,6 +17,7 @@ from space.broker.links import Links
 from space.broker.locks import exclusive
 from space.broker.rootfs import Disks, open_disks
 from space.broker.templates import Templates
+from space.drivers import processes
 from space.drivers.base import Driver, Machine, MachineState, Need
 from space.errors import HostError
 from space.settings import Settings
@@ -122,9 +123,14 @@ class Host:
         else:
             await driver.resume(machine_id)
 
-    def is_paused(self, machine_id: str, driver: Driver, seen: MachineState) -> bool:
-        """Whether the machine stands still, given what the driver sees."""
-        return self.cgroups.is_frozen(machine_id) if self._freezes(driver) else seen is MachineState.PAUSED
+    async def is_paused(self, entry: Entry, driver: Driver) -> bool | None:
+        """Whether the machine stands still; None when there is no machine. A frozen one would not answer its driver."""
+        if entry.process is None or not processes.is_alive(entry.process):
+            return None
+        if self._freezes(driver):
+            return self.cgroups.is_frozen(entry.machine)
+        seen = (await driver.inspect(entry.machine)).state
+        return None if seen is MachineState.ABSENT else seen is MachineState.PAUSED
 
     def _freezes(self, driver: Driver) -> bool:
         return Need.CGROUP in driver.capabilities.needs and self.cgroups.can_freeze()

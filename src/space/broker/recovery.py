@@ -101,12 +101,11 @@ async def _adopt_or_note_exit(machines: Machines, entry: Entry) -> None:
 async def _look_again(machines: Machines, entry: Entry) -> None:
     """The request was under way: only the machine knows whether it got through."""
     driver = machines.driver(entry.driver)
-    seen = await driver.inspect(entry.machine)
-    if seen.state is MachineState.ABSENT:
+    paused = await machines.host.is_paused(entry, driver)
+    if paused is None:
         await machines.rest_without_process(entry, Phase.EXITED, machines.cause(entry))
         return
-    paused = machines.host.is_paused(entry.machine, driver, seen.state)
-    if entry.phase is Phase.PAUSING and not paused:
+    if not paused:
         await machines.host.resume(entry.machine, driver)  # it may stand still in part
     machines.write(entry.to(Phase.PAUSED if paused else Phase.RUNNING))
     if entry.process:

@@ -21,10 +21,11 @@ import structlog
 from space import error_wire
 from space.broker import doctor, recovery, requests
 from space.broker.host import Account, Host, node_account
-from space.broker.journal import Journal, Phase
+from space.broker.journal import RESIDENT, Entry, Journal, Phase
 from space.broker.locks import exclusive
 from space.broker.machines import VERB_S, VERB_S_DEFAULT, Machines
 from space.broker.requests import LINE_BYTES_MAX, Boot, OfHost, OfMachine, Request
+from space.drivers import processes
 from space.drivers.base import Driver, Need
 from space.errors import SpaceError
 from space.settings import Settings
@@ -185,12 +186,17 @@ class Broker:
 
     @asynccontextmanager
     async def _at_rest(self, machines: Machines, machine_id: str, timeout_s: float) -> AsyncGenerator[None]:
-        """Hold the machine's lock, and first bring to rest what an earlier request failed to."""
+        """Hold the machine's lock, and first bring to rest what an earlier request left, or what has just ended."""
         async with machines.locked(machine_id, timeout_s):
             entry = machines.entries.get(machine_id)
-            if entry and entry.phase in _PASSING:
+            if entry and (entry.phase in _PASSING or _has_ended(entry)):
                 await recovery.settle(machines, entry)
             yield
+
+
+def _has_ended(entry: Entry) -> bool:
+    """Whether the machine's process is gone although that has not been noted yet."""
+    return entry.phase in RESIDENT and not (entry.process and processes.is_alive(entry.process))
 
 
 class _Connection:
