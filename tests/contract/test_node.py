@@ -108,6 +108,18 @@ def test_exec_is_killed_when_its_client_goes(host, box):
     wait_until(lambda: not running(host, box, "304"), "the program to be gone")
 
 
+def test_a_stream_of_exec_ends_as_lost_when_the_machine_ends_under_it(host):
+    box = host.boot()
+    headers = {"accept": "application/x-ndjson"}
+    body = {"command": "echo begun; sleep 305"}
+    with host.local.stream("POST", f"/v1/sandboxes/{box}/exec", json=body, headers=headers) as answer:
+        lines = answer.iter_lines()
+        assert json.loads(next(lines))["data"] == "begun\n"
+        assert host.local.delete(f"/machines/{box}").is_success
+        (last,) = map(json.loads, lines)
+    assert (last["type"], last["exit"]["kind"]) == ("exit", "lost")
+
+
 def test_exec_streams_text_that_is_never_cut_within_a_character(host, box, tmp_path):
     """E5"""
     text = "あ" * 100_000

@@ -1,5 +1,6 @@
 """Command sessions on a node with a real agent: attach, replay, stdin, terminals, backpressure."""
 
+import json
 import socket
 import threading
 import time
@@ -254,6 +255,21 @@ def test_following_as_lines_sees_the_command_to_its_end_and_starts_nothing(host,
     follower.join()
     assert "".join(line["data"] for line in lines[:-1]) == "a\nb\n"
     assert lines[-1]["type"] == "exit"
+
+
+def test_output_that_can_no_longer_be_followed_ends_with_the_error(host):
+    """What is sent already stays, and then the last line says why there is no exit."""
+    box = host.boot()
+    command = host.create(box, command="printf 'caf\\303'; sleep 250")
+    with attach(host, command) as client:
+        client.until(lambda: client.data["stdout"])
+    with host.local.stream("GET", f"/v1/commands/{command}/output?follow=true") as answer:
+        lines = answer.iter_lines()
+        assert json.loads(next(lines))["data"] == "caf"
+        assert host.local.delete(f"/machines/{box}").is_success
+        *output, last = map(json.loads, lines)
+    assert [line["type"] for line in output] == ["output"]
+    assert (last["type"], last["error"]["code"], last["error"]["kind"]) == ("error", "sandbox-deleted", "NotFound")
 
 
 def test_a_command_that_cannot_be_started_says_why_and_may_be_tried_again(host, box):

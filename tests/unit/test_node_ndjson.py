@@ -7,6 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from space.errors import NotFound
 from space.model.command import Exit, ExitKind
 from space.node.ndjson import Lines
 from space.node.readers import Chunk, Exited, Gap
@@ -54,6 +55,17 @@ def test_a_character_that_is_never_completed_comes_as_bytes_before_the_exit():
     first, second, end = lines_of([b"caf\xc3"])
     assert (first["data"], second["data"], second["encoding"], second["offset"]) == ("caf", "ww==", "base64", 3)
     assert (end["type"], end["duration_s"]) == ("exit", 0.5)
+
+
+def test_an_error_comes_last_behind_what_was_held_back():
+    lines = Lines()
+    lines.encode(Chunk("stdout", 0, b"caf\xc3"))
+    held, last = map(json.loads, lines.fail(NotFound("gone", code="sandbox-deleted")).splitlines())
+    assert (held["offset"], held["data"]) == (3, "ww==")
+    assert last == {
+        "type": "error",
+        "error": {"code": "sandbox-deleted", "message": "gone", "kind": "NotFound", "details": {}},
+    }
 
 
 def test_streams_do_not_complete_each_other():

@@ -8,8 +8,8 @@ from typing import Any
 from space.errors import InvalidRequest
 from space.model.command import CommandState
 from space.model.ids import is_id
-from space.node.call import NDJSON_TYPE, Call
-from space.node.ndjson import Lines
+from space.node.call import Call
+from space.node.ndjson import answering
 from space.node.parse import parse_command, parse_flag, parse_offset, parse_signal
 from space.node.readers import Exited
 from space.node.sessions import Session
@@ -46,10 +46,8 @@ async def output(call: Call) -> None:
     follow = parse_flag(call.query, "follow")
     reader = session.read_from(start_offsets(call))
     try:
-        lines = Lines()
         await call.body(1)
-        await call.begin(200, {"content-type": NDJSON_TYPE})
-        async with call.while_connected():
+        async with call.while_connected(), answering(call) as lines:
             while True:
                 item = await reader.next() if follow else reader.poll()
                 if item is None:
@@ -59,8 +57,6 @@ async def output(call: Call) -> None:
                     await call.write(line)
                 if isinstance(item, Exited):
                     break
-        await call.write(lines.rest())
-        await call.finish()
     finally:
         reader.close()
 

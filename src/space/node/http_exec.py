@@ -16,7 +16,7 @@ from space.errors import SpaceError
 from space.model.command import CommandSpec, Exit
 from space.node.call import JSON_TYPE, MIB, NDJSON_TYPE, BrokenOff, Call, ClientGone
 from space.node.guests import Guest
-from space.node.ndjson import Lines
+from space.node.ndjson import answering
 from space.node.parse import parse_exec
 from space.node.readers import Chunk
 from space.node.runs import Capture, Relay, Run
@@ -54,18 +54,15 @@ async def _stream(call: Call, guest: Guest, spec: CommandSpec, stdin: bytes | No
     relay = Relay()
     running = Run(guest, spec, stdin, relay.take)
     await _start(call, running)
-    lines = Lines()
     try:
-        async with call.while_connected():
-            await call.begin(200, {"content-type": NDJSON_TYPE})
+        async with call.while_connected(), answering(call) as lines:
             while isinstance(item := await relay.follow(running), Chunk):
                 line = lines.encode(item)
                 if line:
                     await call.write(line)
                 running.done(item.stream, item.offset + len(item.data))
             await call.write(lines.encode(item))
-            await call.finish()
-    except (ClientGone, BrokenOff, asyncio.CancelledError):
+    except (ClientGone, BrokenOff, SpaceError, asyncio.CancelledError):
         running.kill()
         raise
 

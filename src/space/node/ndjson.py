@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
 from space import error_wire
 from space.errors import SpaceError
+from space.node.call import NDJSON_TYPE, Call
 from space.node.readers import Chunk, Exited, Gap, Item, StdinSafe
 
 
@@ -31,6 +34,10 @@ class Lines:
             case StdinSafe():
                 return b""
 
+    def fail(self, error: SpaceError) -> bytes:
+        """Return the last lines of a body that cannot be completed."""
+        return self.rest() + _line(error_message(error))
+
     def rest(self, stream: str | None = None) -> bytes:
         """Return what is held back, as it is: nothing that completes it will come."""
         names = list(self._held) if stream is None else [stream]
@@ -49,6 +56,21 @@ class Lines:
             whole, cut = chunk.data[: error.start], chunk.data[error.start :]
             self._held[chunk.stream] = Chunk(chunk.stream, chunk.offset + len(whole), cut)
             return _text(chunk, whole.decode()) if whole else b""
+
+
+@asynccontextmanager
+async def answering(call: Call) -> AsyncGenerator[Lines]:
+    """Answer with lines: what is held back comes before the end, and an error that ends them early is the last one."""
+    lines = Lines()
+    await call.begin(200, {"content-type": NDJSON_TYPE})
+    try:
+        yield lines
+    except SpaceError as error:
+        await call.write(lines.fail(error))
+        await call.finish()
+        raise
+    await call.write(lines.rest())
+    await call.finish()
 
 
 def exit_message(item: Exited) -> dict[str, Any]:
