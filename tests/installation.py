@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -246,11 +247,16 @@ def remove(instance: str) -> None:
 
 
 def remove_abandoned() -> None:
-    """Remove installations of test runs that were killed: those whose owner is gone."""
+    """Remove installations of test runs that were killed: those whose owner is gone. What resists is warned of."""
     for owner in DATA.glob(f"{PREFIX}*/owner"):
-        with contextlib.suppress(OSError, ValueError):
+        try:
             if not Path(f"/proc/{int(owner.read_text())}").exists():
                 remove(owner.parent.name.removeprefix(PREFIX))
+        except (OSError, ValueError):
+            continue
+        except subprocess.SubprocessError as error:
+            # Another process's mount namespace may hold its loop device; that is no fault of the run that begins.
+            warnings.warn(f"{owner.parent} could not be removed: {error}", stacklevel=2)
 
 
 @contextlib.contextmanager
