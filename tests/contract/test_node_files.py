@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from space.api.routes import ROUTES
 from tests.node_host import (
     MIB,
     open_files,
@@ -41,6 +42,35 @@ def test_large_files_go_both_ways_in_constant_memory(host, box, tmp_path, mebiby
         assert answer.headers["content-length"] == str(mebibytes * MIB)
         assert b"".join(answer.iter_raw()) == block * mebibytes
     assert host.memory_kib() - before < 16 * 1024
+
+
+def test_files_are_answered_as_the_published_document_says(host, box, tmp_path):
+    def asked(method, what, **options):
+        answer = host.local.request(method, files(box, what), **options)
+        row = next(r for r in ROUTES if (r.method, r.path) == (method, f"/v1/sandboxes/{{sandbox_id}}/files{what}"))
+        assert answer.status_code in {row.status, *row.also}, answer.text
+        assert set(options.get("params", ())) <= set(row.query)
+        if row.answer is None:
+            assert answer.content == b""
+        elif isinstance(row.answer, str):
+            assert answer.headers["content-type"] == row.answer
+        else:
+            row.answer.model_validate_json(answer.content, strict=True)
+            assert set(answer.json()) == set(row.answer.model_fields)
+        return answer
+
+    there, moved = {"path": f"{tmp_path}/d/f"}, {"path": f"{tmp_path}/d/g"}
+    for status in (201, 200):
+        assert asked("POST", "/mkdir", json={"path": f"{tmp_path}/d"}).status_code == status
+        assert asked("PUT", "", params={**there, "mode": "600"}, content=b"x").status_code == status
+    asked("POST", "/move", json={"source": there["path"], "destination": moved["path"]})
+    asked("GET", "", params=moved)
+    asked("PUT", "", params={**there, "exclusive": "true"}, content=b"x")
+    asked("GET", "/stat", params={**moved, "follow": "true"})
+    asked("GET", "/list", params={"path": f"{tmp_path}/d", "depth": "2"})
+    tar = asked("GET", "/archive", params={"path": f"{tmp_path}/d"}).content
+    asked("PUT", "/archive", params={"path": f"{tmp_path}/e"}, content=tar)
+    asked("DELETE", "", params={"path": f"{tmp_path}/d", "recursive": "true"})
 
 
 def test_a_mode_is_octal(host, box, tmp_path):

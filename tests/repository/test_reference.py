@@ -206,6 +206,11 @@ def test_generated_pages_are_what_the_sources_say() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_every_setting_and_option_says_what_it_means() -> None:
+    rows = [row for name in ("settings.md", "sdk.md") for row in (REFERENCE / name).read_text().splitlines()]
+    assert [row for row in rows if re.fullmatch(r"\| `\w+` \|.*\| *\|", row)] == []
+
+
 def test_every_path_of_the_api_is_on_its_page() -> None:
     page = (REFERENCE / "api.md").read_text()
     assert [row.path for row in ROUTES if f"| {row.method} | `{row.path}` | {row.access} |" not in page] == []

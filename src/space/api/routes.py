@@ -22,12 +22,18 @@ from space.api.schemas import (
     CommandCreated,
     CommandOut,
     CommandPage,
+    DirectoryBody,
+    DirectoryMade,
     ErrorAnswer,
     Exec,
     ExecOut,
+    FileList,
+    FileOut,
+    FileWritten,
     KeyOut,
     KeyPage,
     MetricsOut,
+    MoveBody,
     OperationOut,
     OperationPage,
     ProjectCreated,
@@ -37,10 +43,12 @@ from space.api.schemas import (
     SignalBody,
     TemplateOut,
     TemplatePage,
+    Unpacked,
 )
 
 PUBLIC, MEMBER, ADMIN = Access.PUBLIC, Access.MEMBER, Access.ADMIN
 BYTES = "application/octet-stream"
+TAR = "application/x-tar"
 
 
 @dataclass(frozen=True)
@@ -63,8 +71,17 @@ class Row:
 
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
-_PATH = {"path": "An absolute path in the sandbox."}
-_USER = {"user": "Act as this user of the sandbox; the template's default otherwise."}
+_PLACE = {
+    "path": "A path in the sandbox; a relative one begins where the user's commands do.",
+    "user": "Act as this user of the sandbox; the template's default otherwise.",
+}
+_NEW = {
+    "mode": "Permission bits in octal, such as 644.",
+    "exclusive": "true: only if there is nothing at the path.",
+}
+_FOLLOW = {"follow": "true: what a symbolic link points to."}
+_DEPTH = {"depth": "How many levels of directories, 1 to 64; 1 otherwise."}
+_BELOW = {"recursive": "true: in all directories below too."}
 _ONE = "/v1/sandboxes/{sandbox_id}"
 _FILES = f"{_ONE}/files"
 _COMMAND = "/v1/commands/{command_id}"
@@ -114,34 +131,16 @@ ROUTES: tuple[Row, ...] = (
         body=BYTES,
         query={"eof": "true: then close it.", "offset": "Where this body belongs; repeats are skipped."},
     ),
-    Row("GET", _FILES, MEMBER, files.read, BYTES, also=(206,), query=_PATH | _USER),
-    Row(
-        "PUT",
-        _FILES,
-        MEMBER,
-        files.write,
-        None,
-        204,
-        BYTES,
-        query=_PATH | _USER | {"mode": "Permission bits in octal, such as 644."},
-    ),
-    Row(
-        "DELETE", _FILES, MEMBER, files.remove, None, 204, query=_PATH | _USER | {"recursive": "true: with all below."}
-    ),
-    Row("GET", f"{_FILES}/stat", MEMBER, files.stat, "application/json", query=_PATH | _USER),
-    Row("GET", f"{_FILES}/list", MEMBER, files.list_, "application/json", query=_PATH | _USER),
-    Row("POST", f"{_FILES}/mkdir", MEMBER, files.mkdir, "application/json"),
-    Row("POST", f"{_FILES}/move", MEMBER, files.move, "application/json"),
-    Row("GET", f"{_FILES}/archive", MEMBER, files.archive_out, "application/x-tar", query=_PATH | _USER),
-    Row("PUT", f"{_FILES}/archive", MEMBER, files.archive_in, None, 204, "application/x-tar", query=_PATH | _USER),
-    Row(
-        "GET",
-        f"{_FILES}/watch",
-        MEMBER,
-        files.watch,
-        "text/event-stream",
-        query=_PATH | {"recursive": "true or false."},
-    ),
+    Row("GET", _FILES, MEMBER, files.read, BYTES, also=(206,), query=_PLACE),
+    Row("PUT", _FILES, MEMBER, files.write, FileWritten, 201, BYTES, also=(200,), query=_PLACE | _NEW),
+    Row("DELETE", _FILES, MEMBER, files.remove, None, 204, query=_PLACE | {"recursive": "true: with all below."}),
+    Row("GET", f"{_FILES}/stat", MEMBER, files.stat, FileOut, query=_PLACE | _FOLLOW),
+    Row("GET", f"{_FILES}/list", MEMBER, files.list_, FileList, query=_PLACE | _DEPTH),
+    Row("POST", f"{_FILES}/mkdir", MEMBER, files.mkdir, DirectoryMade, 201, DirectoryBody, also=(200,)),
+    Row("POST", f"{_FILES}/move", MEMBER, files.move, None, 204, MoveBody),
+    Row("GET", f"{_FILES}/archive", MEMBER, files.archive_out, TAR, query=_PLACE),
+    Row("PUT", f"{_FILES}/archive", MEMBER, files.archive_in, Unpacked, body=TAR, query=_PLACE),
+    Row("GET", f"{_FILES}/watch", MEMBER, files.watch, "text/event-stream", query=_PLACE | _BELOW),
     Row("GET", "/v1/templates", MEMBER, templates.page, TemplatePage),
     Row("GET", "/v1/templates/{template}", MEMBER, templates.get, TemplateOut),
     Row("GET", "/v1/events", MEMBER, events.stream, "text/event-stream"),

@@ -150,6 +150,27 @@ class SignalBody(Body):
     """Everything the command started, or only its first process."""
 
 
+class DirectoryBody(Body):
+    """A directory to be made. The node checks it; this describes it."""
+
+    path: str
+    mode: str | None = None
+    """Permission bits in octal, such as 755."""
+    parents: bool = True
+    """Those above it too; and one that is there is fine."""
+    user: str | None = None
+
+
+class MoveBody(Body):
+    """What to move, and where to. The node checks it; this describes it."""
+
+    source: str
+    destination: str
+    overwrite: bool = True
+    """Replace a file at the destination."""
+    user: str | None = None
+
+
 class Out(BaseModel):
     """An answer's body."""
 
@@ -258,6 +279,48 @@ class ExecOut(Out):
     truncated: bool
     encoding: Literal["utf-8", "base64"]
     duration_s: float
+
+
+class FileOut(Out):
+    """What there is at a path. In a list `path` is relative to the directory."""
+
+    name: str
+    path: str
+    type: Literal["file", "directory", "symlink", "fifo", "socket", "block", "character"]
+    size: int
+    mode: str
+    user: str | None
+    group: str | None
+    uid: int
+    gid: int
+    modified_at: datetime | None
+    target: str | None
+    """Of a symbolic link: what it says."""
+
+
+class FileList(Out):
+    """What is in a directory, in no order."""
+
+    entries: list[FileOut]
+
+
+class FileWritten(Out):
+    """A file that was written; `created` says whether it was not there before."""
+
+    size: int
+    created: bool
+
+
+class DirectoryMade(Out):
+    created: bool
+
+
+class Unpacked(Out):
+    """An archive that was unpacked; `skipped` entries would have come to lie elsewhere."""
+
+    entries: int
+    bytes: int
+    skipped: int
 
 
 class TemplateOut(Out):

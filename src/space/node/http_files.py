@@ -55,7 +55,6 @@ async def read(call: Call) -> None:
         "content-type": BYTES_TYPE,
         "accept-ranges": "bytes",
         "last-modified": email.utils.formatdate(info["mtime_ns"] // 10**9, usegmt=True),
-        "x-space-mode": f"{info['mode']:04o}",
     }
     if ranged is not None:
         start, length = ranged

@@ -11,19 +11,29 @@ class SandboxOptions(TypedDict, total=False):
     """How a sandbox is made. Whatever is left out is the server's default."""
 
     name: str
+    """A name for people, also found by the command line; it need not be unique."""
     metadata: Mapping[str, str]
+    """Anything the application wants to find it by: up to 64 pairs."""
     env: Mapping[str, str]
     """Environment of every command."""
     cpus: float
+    """How many cores it may use; fractions are allowed."""
     memory_mib: int
+    """How much memory it may use."""
     disk_mib: int
+    """How much it may write to its disk."""
     pids: int
+    """How many processes and threads it may have together."""
     driver: str
+    """How it becomes a machine, such as ``gvisor``; otherwise the strongest way that works on the host."""
     timeout_s: float
-    """Seconds until ``on_timeout`` happens, counted from creation; `AsyncSandbox.update` moves it."""
+    """Seconds until ``on_timeout`` happens, counted from creation; ``update`` of the sandbox moves it."""
     on_timeout: OnTimeout
+    """What happens then: ``delete``, ``suspend`` or ``stop``."""
     idle_timeout_s: float
+    """Kept and shown; not acted upon yet."""
     on_idle: OnIdle
+    """Kept and shown; not acted upon yet."""
     wake_on_request: bool
     """Wake a paused, suspended or stopped sandbox when a command or file request arrives."""
 
@@ -32,8 +42,11 @@ class CommandOptions(TypedDict, total=False):
     """How a command runs."""
 
     cwd: str
+    """The directory it starts in; the template's otherwise."""
     env: Mapping[str, str]
+    """Its environment, over that of the sandbox; kept to the byte, never expanded."""
     user: str
+    """Who runs it: ``name``, ``uid``, ``name:group`` or ``uid:gid``; the template's user otherwise."""
     timeout_s: float
     """After so many seconds everything the command started is killed; the exit's kind is then ``timed-out``."""
     output_mib: int
