@@ -120,6 +120,23 @@ def test_a_stream_of_exec_ends_as_lost_when_the_machine_ends_under_it(host):
     assert (last["type"], last["exit"]["kind"]) == ("exit", "lost")
 
 
+@pytest.mark.parametrize(
+    ("fields", "code", "field", "named"),
+    [
+        ({"argv": ["/no/such/program"]}, "program-not-found", "argv", "/no/such/program"),
+        ({"argv": ["/etc/passwd"]}, "program-not-executable", "argv", "/etc/passwd"),
+        ({"argv": ["true"], "cwd": "/nowhere"}, "invalid-request", "cwd", "/nowhere"),
+        ({"argv": ["true"], "cwd": "/etc/passwd"}, "invalid-request", "cwd", "/etc/passwd"),
+        ({"argv": ["true"], "user": "nobody-at-all"}, "invalid-request", "user", "nobody-at-all"),
+    ],
+)
+def test_a_program_that_cannot_be_started_is_refused_by_name(host, box, fields, code, field, named):
+    answer = host.local.post(f"/v1/sandboxes/{box}/exec", json=fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["details"]["field"]) == (422, code, field)
+    assert named in error["message"]
+
+
 def test_exec_streams_text_that_is_never_cut_within_a_character(host, box, tmp_path):
     """E5"""
     text = "あ" * 100_000

@@ -202,8 +202,10 @@ def test_a_command_that_cannot_start_says_why(api: Api, shared: str) -> None:
     assert "/no/such/program" in missing.json()["error"]["message"]
     nowhere = api.http.post(f"/v1/sandboxes/{shared}/exec", json={"argv": ["true"], "cwd": "/nowhere"})
     assert nowhere.is_client_error
+    assert "/nowhere" in nowhere.json()["error"]["message"]
     nobody = api.http.post(f"/v1/sandboxes/{shared}/exec", json={"argv": ["true"], "user": "no-such-user"})
     assert nobody.is_client_error
+    assert "no-such-user" in nobody.json()["error"]["message"]
 
 
 def test_a_command_can_be_replayed_after_it_ended(api: Api, sbx: Sandbox) -> None:

@@ -1,4 +1,4 @@
-"""Every code block of the README and the tutorial runs as it stands, on a real installation."""
+"""Every code block of the README, the tutorial and the API's page runs as it stands, on a real installation."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 from tests.installation import Installation
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/tutorial").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/tutorial").glob("*.md")), ROOT / "docs/reference/api.md"]
 BLOCK = re.compile(r"(?P<skip><!-- not run: [^>]*-->\n)?```(?P<language>sh|python)\n(?P<code>.*?)```", re.DOTALL)
 
 

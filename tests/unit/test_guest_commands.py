@@ -288,21 +288,24 @@ def test_configured_defaults_give_way_to_the_request(peer: Peer, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("argv", "fields", "code"),
+    ("argv", "fields", "code", "named"),
     [
-        (["nonesuch-program"], {}, "not-found"),
-        (["/nonesuch/program"], {}, "not-found"),
-        (["/etc/passwd"], {}, "permission-denied"),
-        (["true"], {"cwd": "/nonesuch"}, "no-such-directory"),
-        (["true"], {"cwd": "/etc/passwd"}, "not-a-directory"),
-        (["true"], {"user": "nonesuch"}, "no-such-user"),
-        (["true"], {"user": "root:nonesuch"}, "no-such-group"),
+        (["nonesuch-program"], {}, "not-found", "'nonesuch-program'"),
+        (["/nonesuch/program"], {}, "not-found", "/nonesuch/program"),
+        (["/etc/passwd"], {}, "permission-denied", "/etc/passwd"),
+        (["true"], {"cwd": "/nonesuch"}, "no-such-directory", "/nonesuch"),
+        (["true"], {"cwd": "/etc/passwd"}, "no-such-directory", "/etc/passwd"),
+        (["true"], {"user": "nonesuch"}, "no-such-user", "'nonesuch'"),
+        (["true"], {"user": "root:nonesuch"}, "no-such-group", "'nonesuch'"),
     ],
 )
-def test_what_cannot_be_started_is_refused_with_a_code(peer: Peer, argv: list[str], fields: dict[str, str], code: str):
+def test_what_cannot_be_started_is_refused_by_name_with_a_code(
+    peer: Peer, argv: list[str], fields: dict[str, str], code: str, named: str
+):
     with pytest.raises(Refusal) as refusal:
         peer.run(*argv, **fields)
     assert refusal.value.code == code
+    assert named in str(refusal.value)
 
 
 def test_a_failed_start_leaves_no_descriptor_behind(agent: Agent, peer: Peer):

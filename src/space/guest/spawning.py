@@ -154,6 +154,6 @@ def _enter_directory(path: str) -> None:
         os.chdir(path)
     except OSError as error:
         answer = refused(error, f"working directory {path}")
-        if error.errno == errno.ENOENT:
-            answer.failure["code"] = "no-such-directory"
+        # Whatever the reason, it is not the program's: "permission denied" alone would be taken for that.
+        answer.failure["code"] = "no-such-directory"
         raise answer from error
