@@ -1,10 +1,13 @@
-"""A node for the contract tests of the node: one for a module, or a fresh one for a test that breaks it."""
+"""A node for the contract tests of the node: one for a module, or a fresh one for a test that breaks it. And a store."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.node_host import NodeHost, node_host
+from tests.stores import postgres_server, project, store, url
+
+__all__ = ["box", "fresh", "host", "postgres_server", "project", "store", "url"]
 
 
 @pytest.fixture(scope="module")

@@ -4,20 +4,12 @@ import asyncio
 import io
 import json
 import os
-import pty
 import re
-import select
 import signal
-import struct
 import subprocess
-import sys
 import tarfile
-import termios
 import threading
-import time
-from collections.abc import Iterator
 from contextlib import suppress
-from fcntl import ioctl
 from pathlib import Path
 from typing import Any
 
@@ -25,59 +17,10 @@ import pytest
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from tests.command_line import CMD, FILES, ID, SPACE, ended, environment, out, says, server, space
 from tests.scripted_server import ScriptedServer, error, operation, sandbox
 
-ID = sandbox()["id"]
-CMD = "cmdaaaaaaaaaaaaaaaa"
-SPACE = [sys.executable, "-c", "from space.cli import main; main()"]
-FILES = f"/v1/sandboxes/{ID}/files"
-
-
-def out(offset: int, data: bytes, stream: int = 1) -> bytes:
-    return struct.pack(">BQ", stream, offset) + data
-
-
-def ended(kind: str = "exited", code: int | None = 0, signal: int | None = None) -> dict[str, Any]:
-    return {"type": "exit", "exit": {"kind": kind, "code": code, "signal": signal}, "produced": {}}
-
-
-def says(*frames: bytes | dict[str, Any]) -> Any:
-    async def conversation(websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
-        for frame in frames:
-            await (websocket.send_bytes(frame) if isinstance(frame, bytes) else websocket.send_json(frame))
-        await websocket.close()
-
-    return conversation
-
-
-@pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    with ScriptedServer() as server:
-        server.on("POST /v1/sandboxes", {"sandbox": sandbox(), "operation": operation()})
-        server.on("GET /v1/sandboxes", {"items": [sandbox(name="demo")], "next_cursor": None})
-        server.on(f"GET /v1/sandboxes/{ID}", sandbox(name="demo"))
-        server.on(f"DELETE /v1/sandboxes/{ID}", {"sandbox": sandbox(state="deleted"), "operation": operation()})
-        server.on(f"POST /v1/sandboxes/{ID}/access", {"url": server.url, "token": "t"})
-        attach = {"url": f"{server.url.replace('http', 'ws')}/v1/commands/{CMD}/attach", "token": "t"}
-        command = {"id": CMD, "sandbox_id": ID, "argv": ["x", "a b"], "state": "created", "exit": None}
-        server.on(f"POST /v1/sandboxes/{ID}/commands", {"command": command, "attach": attach})
-        server.on(f"GET /v1/sandboxes/{ID}/commands", {"items": [command], "next_cursor": None})
-        server.on(f"GET /v1/commands/{CMD}", {**command, "produced": {"tty": 100_000}})
-        yield server
-
-
-def environment(server: ScriptedServer) -> dict[str, str]:
-    return {**os.environ, "SPACE_URL": server.url, "SPACE_API_KEY": "sk_test", "TERM": "xterm"}
-
-
-def space(
-    server: ScriptedServer, *words: str, stdin: bytes | int = subprocess.DEVNULL
-) -> subprocess.CompletedProcess[bytes]:
-    given: dict[str, Any] = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
-    return subprocess.run(
-        [*SPACE, *words], **given, env=environment(server), capture_output=True, timeout=60, check=False
-    )
+__all__ = ["server"]
 
 
 # Running programs
@@ -236,7 +179,7 @@ def test_a_reader_that_has_enough_ends_the_program(server: ScriptedServer) -> No
     assert server.requests(f"POST /v1/commands/{CMD}/signal")[0].json == {"signal": "PIPE"}
 
 
-def test_failures_of_the_platform_are_125_and_of_the_program_127(server: ScriptedServer) -> None:
+def test_failures_of_the_platform_are_125_and_of_the_program_126_and_127(server: ScriptedServer) -> None:
     server.on(f"POST /v1/sandboxes/{ID}/commands", error(409, "wrong-state", "It is suspended.", state="suspended"))
     done = space(server, "exec", ID, "x")
     assert done.returncode == 125
@@ -246,6 +189,11 @@ def test_failures_of_the_platform_are_125_and_of_the_program_127(server: Scripte
     ]
     server.on(f"POST /v1/sandboxes/{ID}/commands", error(422, "program-not-found", "No such program: nope"))
     assert space(server, "exec", ID, "nope").returncode == 127
+    server.on(
+        f"POST /v1/sandboxes/{ID}/commands", error(422, "program-not-executable", "/etc/passwd: Permission denied")
+    )
+    for words in (["exec", ID], ["run", "base", "--"]):
+        assert space(server, *words, "/etc/passwd").returncode == 126
 
 
 def test_wrong_words_are_a_usage_error(server: ScriptedServer) -> None:
@@ -405,101 +353,3 @@ def test_a_directory_is_copied_under_its_own_name(server: ScriptedServer, tmp_pa
     assert put.query["path"] == "/home/user/tree"
     with tarfile.open(fileobj=io.BytesIO(put.body)) as archive:
         assert archive.getnames() == ["f"]
-
-
-# The terminal
-
-
-class Terminal:
-    """`space` with a terminal of its own."""
-
-    def __init__(self, server: ScriptedServer, *words: str) -> None:
-        self.pid, self.fd = pty.fork()
-        if self.pid == 0:
-            os.execve(sys.executable, [*SPACE, *words], environment(server))
-        self.seen = b""
-
-    def resize(self, rows: int, cols: int) -> None:
-        ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
-
-    def type(self, data: bytes) -> None:
-        os.write(self.fd, data)
-
-    def wait_for(self, text: bytes) -> None:
-        deadline = time.monotonic() + 30
-        while text not in self.seen:
-            assert time.monotonic() < deadline, self.seen
-            if select.select([self.fd], [], [], 1)[0]:
-                self.seen += os.read(self.fd, 65536)
-
-    def status(self) -> int:
-        with suppress(OSError):
-            while data := os.read(self.fd, 65536):
-                self.seen += data
-        os.close(self.fd)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
-def test_a_terminal_passes_keys_and_sizes_on_and_ends_with_the_program(server: ScriptedServer) -> None:
-    heard: list[Any] = []
-
-    async def terminal(websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
-        await websocket.send_bytes(out(0, b"prompt$ ", 3))
-        typed = 0
-        while len(heard) < 3:
-            message = await websocket.receive()
-            if (frame := message.get("bytes")) is not None:
-                heard.append(frame[9:])
-                typed += len(frame) - 9
-                await websocket.send_json({"type": "ack", "stdin": typed})
-                await websocket.send_bytes(out(8 + 4 * (len(heard) - 1), b"ok%d " % len(heard), 3))
-            else:
-                heard.append(json.loads(message["text"]))
-        await websocket.send_json(ended(code=3))
-        await websocket.close()
-
-    server.attach = [terminal]
-    screen = Terminal(server, "shell", "demo")
-    screen.wait_for(b"prompt$ ")
-    screen.type(b"\x03")
-    screen.wait_for(b"ok1 ")
-    screen.type("é".encode())
-    screen.wait_for(b"ok2 ")
-    screen.resize(40, 132)
-    assert screen.status() == 3
-    assert heard == [b"\x03", "é".encode(), {"type": "resize", "rows": 40, "cols": 132}]
-    created = server.requests(f"POST /v1/sandboxes/{ID}/commands")[0].json
-    assert created["tty"]
-    assert created["env"]["TERM"] == "xterm"
-
-
-def test_leaving_a_terminal_says_how_to_come_back_and_coming_back_shows_its_tail(server: ScriptedServer) -> None:
-    async def quiet(websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
-        await websocket.send_bytes(out(0, b"prompt$ ", 3))
-        with suppress(WebSocketDisconnect):
-            while (await websocket.receive())["type"] != "websocket.disconnect":
-                pass
-
-    resized: list[Any] = []
-
-    async def again(websocket: WebSocket) -> None:
-        await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 5})
-        start = int(websocket.query_params["tty_from"])
-        await websocket.send_bytes(out(start, b"tail$ ", 3))
-        resized.append(json.loads((await websocket.receive())["text"]))
-        await websocket.send_json(ended())
-        await websocket.close()
-
-    server.attach = [quiet, again]
-    screen = Terminal(server, "shell", "demo")
-    screen.wait_for(b"prompt$ ")
-    screen.type(b"ls\x1d")
-    assert screen.status() == 0
-    assert f"space shell demo --attach {CMD}".encode() in screen.seen
-    screen = Terminal(server, "shell", "demo", "--attach", CMD)
-    screen.wait_for(b"tail$ ")
-    assert screen.status() == 0
-    assert server.attached[1]["tty_from"] == str(100_000 - 32 * 1024)
-    assert resized[0]["type"] == "resize"
