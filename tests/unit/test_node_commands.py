@@ -34,6 +34,14 @@ def load(directory, replay_s: float = 3600) -> Commands:
     return Commands(CommandRecords(directory), Tasks(), replay_s)
 
 
+def create_running(commands: Commands, sandbox_id: str = SANDBOX):
+    session = commands.create(sandbox_id, SPEC, None)
+    session.record.numbers = {"stdout": 1, "stderr": 2}
+    session.record.state = CommandState.RUNNING
+    session._save()
+    return session
+
+
 def end(session) -> None:
     session.record.state = CommandState.RUNNING
     session.finish(Exit(ExitKind.EXITED, 0))
@@ -88,6 +96,31 @@ def test_a_sandbox_is_remembered_a_bounded_number_of_commands(commands, director
         commands.get(oldest.id)
     assert commands.get(kept.id) is kept
     assert not (directory / oldest.id).exists()
+
+
+def test_a_sandbox_is_kept_a_bounded_amount_of_output(directory, monkeypatch):
+    """F10: the oldest that has ended makes room; what still runs and finds none is lost, and says so."""
+    monkeypatch.setattr(commands_module, "KEPT_BYTES_MAX", 1000)
+    oldest, newer, running = [create_running(load(directory)) for _ in range(3)]
+    neighbour = create_running(load(directory), new_id("sbx"))
+    commands = load(directory)  # what earlier processes kept counts, too
+    oldest, newer, running, neighbour = [commands.get(one.id) for one in (oldest, newer, running, neighbour)]
+    for session in (oldest, newer, running, neighbour):
+        session.on_data(1, 0, b"x" * 400)
+        if session in (oldest, newer):
+            session.finish(Exit(ExitKind.EXITED, 0))
+    with pytest.raises(NotFound):
+        commands.get(oldest.id)
+    assert not (directory / oldest.id).exists()
+    assert (newer.kept_bytes, running.kept_bytes) == (400, 400)
+    running.on_data(2, 0, b"x" * 500)
+    with pytest.raises(NotFound):
+        commands.get(newer.id)
+    assert running.failure() is None
+    running.on_data(2, 500, b"x" * 101)
+    assert isinstance(running.failure(), LimitExceeded)
+    assert running.ending().exit.kind is ExitKind.LOST
+    assert neighbour.failure() is None
 
 
 def test_the_sweep_forgets_what_ended_long_ago_and_what_was_never_used(directory):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -24,6 +25,8 @@ log = structlog.get_logger(__name__)
 
 SESSIONS_MAX = 1024
 """Commands remembered for one sandbox; beyond that the oldest that has ended makes room."""
+KEPT_BYTES_MAX = 1024 * 1024 * 1024
+"""Output kept for one sandbox, twice what its largest command may keep; the oldest that has ended makes room."""
 RUNNING_MAX = 384
 """Command sessions running in one sandbox; together with ``RUNS_MAX`` within what a guest keeps records of."""
 RUNS_MAX = 64
@@ -41,10 +44,12 @@ class Commands:
         self._replay_s = replay_s
         self._sessions: dict[str, Session] = {}
         self._runs: dict[str, Run] = {}
+        self._kept: Counter[str] = Counter()
         self.budget = Budget(CAPTURE_BYTES_MAX)
         for record in records.load():
             try:
-                self._sessions[record.id] = Session(record, records)
+                session = self._sessions[record.id] = Session(record, records, self._grown)
+                self._kept[record.sandbox_id] += session.kept_bytes
             except SpaceError as error:
                 log.warning("a command's output is damaged; removed", command=record.id, error=error.message)
                 records.remove(record.id)
@@ -64,7 +69,7 @@ class Commands:
         self._records.check_room()
         self._make_room(sandbox_id)
         record = CommandRecord(command_id or new_id("cmd"), sandbox_id, spec, created_at=time.time())
-        session = Session(record, self._records)
+        session = Session(record, self._records, self._grown)
         self._records.save(record)
         self._sessions[record.id] = session
         return session
@@ -184,18 +189,38 @@ class Commands:
         return {"commands": len(self._sessions), "commands_running": running + len(self._runs)}
 
     def _forget(self, session: Session, error: SpaceError) -> None:
+        sandbox_id = session.record.sandbox_id
         del self._sessions[session.id]
+        self._kept[sandbox_id] -= session.kept_bytes
+        if self._kept[sandbox_id] <= 0:
+            del self._kept[sandbox_id]
         session.discard(error)
 
     def _make_room(self, sandbox_id: str) -> None:
         known = self.of(sandbox_id)
         if len(known) < SESSIONS_MAX:
             return
-        ended = [s for s in known if s.ended and not s.attached]
-        if not ended:
+        if not self._forget_oldest(known):
             raise LimitExceeded(
                 f"The sandbox has {SESSIONS_MAX} commands, none of which has ended.",
                 code="too-many-commands",
                 limit=SESSIONS_MAX,
             )
-        self._forget(ended[-1], NotFound("The command made room for newer ones.", code="command-not-found"))
+
+    def _grown(self, sandbox_id: str, count: int) -> None:
+        """Count output that was kept; beyond the bound old commands are forgotten, or ``LimitExceeded`` is raised."""
+        self._kept[sandbox_id] += count
+        while self._kept[sandbox_id] > KEPT_BYTES_MAX:
+            if not self._forget_oldest(self.of(sandbox_id)):
+                raise LimitExceeded(
+                    "The sandbox's running commands have more output kept than a sandbox may.",
+                    code="too-much-output",
+                    limit_mib=KEPT_BYTES_MAX // (1024 * 1024),
+                )
+
+    def _forget_oldest(self, known: list[Session]) -> bool:
+        """Forget the oldest command that has ended and nobody reads; False when there is none."""
+        ended = [s for s in known if s.ended and not s.attached]
+        if ended:
+            self._forget(ended[-1], NotFound("The command made room for newer ones.", code="command-not-found"))
+        return bool(ended)

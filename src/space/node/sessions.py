@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from space.errors import Conflict, HostFull, OutcomeUnknown, SpaceError, Unavailable
+from space.errors import Conflict, HostFull, LimitExceeded, OutcomeUnknown, SpaceError, Unavailable
 from space.model.command import CommandState, Exit, ExitKind
 from space.node.guests import Guest
 from space.node.readers import Exited, Reader
@@ -50,9 +50,11 @@ class Output:
 class Session:
     """A command. Everything here runs in the event loop's thread; the guest's callbacks never block."""
 
-    def __init__(self, record: CommandRecord, records: CommandRecords) -> None:
+    def __init__(self, record: CommandRecord, records: CommandRecords, grown: Callable[[str, int], None]) -> None:
+        """``grown`` is told the sandbox and by how many bytes more output is kept; it raises what forbids that."""
         self.record = record
         self._records = records
+        self._grown = grown
         self._guest: Guest | None = None
         self._readers: set[Reader] = set()
         self._starting = asyncio.Lock()
@@ -86,6 +88,10 @@ class Session:
     @property
     def produced(self) -> dict[str, int]:
         return {name: output.spool.total for name, output in self._outputs.items()}
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(output.spool.kept_bytes for output in self._outputs.values())
 
     @property
     def attached(self) -> int:
@@ -210,8 +216,10 @@ class Session:
             return
         try:
             self._records.check_room()
+            before = output.spool.kept_bytes
             output.spool.append(data)
-        except HostFull as error:
+            self._grown(self.record.sandbox_id, output.spool.kept_bytes - before)
+        except (HostFull, LimitExceeded) as error:
             self._fail(error)
             return
         except OSError as error:

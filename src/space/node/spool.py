@@ -39,6 +39,11 @@ class Spool:
             self._open()
             self.close()
 
+    @property
+    def kept_bytes(self) -> int:
+        """How much of the disk the stream takes, but for the header."""
+        return min(self.total, self._head + self._tail + APPEND_BYTES_MAX)
+
     def append(self, data: bytes | memoryview) -> None:
         """Add bytes at the end of the stream. Raises ``OSError`` when the host's disk does not take them."""
         if self._fd < 0:
