@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from space import error_wire
-from space.errors import Conflict, HostError, HostFull, SpaceError
+from space.errors import Conflict, HostError, HostFull, MachineLost, SpaceError
 from space.sdk._sync.operations import failure as failure_of
 from space.sdk.errors import from_answer
 from space.sdk.types import Operation
@@ -380,6 +380,17 @@ async def test_a_node_that_restarts_meanwhile_only_delays_an_operation(host: Hos
     sandbox = await host.create()
     assert host.node.booted[sandbox] == 1
     assert [verb for verb, _ in host.node.calls] == ["boot"] * 3
+
+
+@pytest.mark.parametrize(("code_", "calls"), [("guest-unresponsive", 3), ("protocol-violation", 1)])
+async def test_a_guest_that_was_too_slow_is_greeted_again_and_a_broken_one_is_not(
+    host: Host, code_: str, calls: int
+) -> None:
+    wire = error_wire.answer(MachineLost("No.", code=code_), "req")
+    host.node.failures["boot"] = [web.json_response(wire, status=503) for _ in range(2)]
+    answer = await host.http.post("/v1/sandboxes", json={"template": "base"}, headers={"Prefer": "wait=20"})
+    assert answer.status_code == (httpx.codes.CREATED if calls == 3 else httpx.codes.SERVICE_UNAVAILABLE)
+    assert [verb for verb, _ in host.node.calls].count("boot") == calls
 
 
 async def test_burst_of_creates_beyond_the_seats_all_succeed(host: Host) -> None:
