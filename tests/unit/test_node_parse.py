@@ -45,6 +45,8 @@ def test_a_body_that_is_no_json_object_is_malformed(raw):
         ({"command": "a", "timeout_s": 0}, "timeout_s"),
         ({"command": "a", "timeout_s": True}, "timeout_s"),
         ({"command": "a", "timeout_s": 1e300}, "timeout_s"),
+        ({"command": "a", "timeout_s": 10**4000}, "timeout_s"),
+        ({"command": "a", "timeout_s": float("nan")}, "timeout_s"),
         ({"command": "a", "output_mib": 0}, "output_mib"),
         ({"command": "a", "output_mib": 10**9}, "output_mib"),
         ({"command": "a", "shell": "bash"}, "shell"),

@@ -5,7 +5,6 @@ nothing of HTTP objects or guests.
 """
 
 import json
-import math
 import re
 import signal
 from collections.abc import Mapping
@@ -270,7 +269,8 @@ def _argv(body: Mapping[str, Any]) -> tuple[str, ...]:
 def _timeout(value: Any) -> float | None:
     if value is None:
         return None
-    if type(value) not in {int, float} or not math.isfinite(value) or not 0 < value <= TIMEOUT_S_MAX:
+    # Compared before anything is made of it: an integer may be too large for a float.
+    if type(value) not in {int, float} or not 0 < value <= TIMEOUT_S_MAX:
         raise invalid("timeout_s", f"must be a number of seconds above 0 and at most {TIMEOUT_S_MAX}")
     return float(value)
 

@@ -13,6 +13,7 @@ from space.model.command import CommandSpec, Exit, ExitKind
 from space.model.ids import new_id
 from space.node.guests import Guest
 from space.node.readers import Chunk, Exited
+from space.protocol.streams import SMALL_BYTES
 
 if TYPE_CHECKING:
     from space.protocol.messages import StreamPlace
@@ -192,27 +193,50 @@ class Capture:
         return True
 
 
+class _Piece:
+    """Output that waits."""
+
+    __slots__ = ("data", "offset", "stream")
+
+    def __init__(self, stream: str, offset: int, data: bytes) -> None:
+        self.stream = stream
+        self.offset = offset
+        self.data = data
+
+
 class Relay:
-    """Output handed on as it comes, as fast as it is taken: what waits is bounded by the channel's window."""
+    """Output handed on as it comes, as fast as it is taken: what waits is bounded by the channel's window.
+
+    Small pieces are joined while they wait, so that a guest that sends single bytes does not cost an object for each.
+    """
 
     def __init__(self) -> None:
-        self._chunks: deque[Chunk] = deque()
+        self._pieces: deque[_Piece] = deque()
+        self._last: dict[str, _Piece] = {}
         self._changed = asyncio.Event()
 
     def take(self, stream: str, offset: int, data: bytes) -> bool:
-        self._chunks.append(Chunk(stream, offset, data))
+        last = self._last.get(stream)
+        if last is not None and len(last.data) + len(data) <= SMALL_BYTES:
+            last.data += data
+        else:
+            piece = self._last[stream] = _Piece(stream, offset, data)
+            self._pieces.append(piece)
         self._changed.set()
         return False
 
     async def follow(self, run: Run) -> Chunk | Exited:
         """Return the next output, or how the run ended once there is no more. Then call ``run.done`` for it."""
         run.when_ended(self._changed.set)
-        while not self._chunks:
+        while not self._pieces:
             if run.ended is not None:
                 return Exited(run.ended, run.produced, run.duration_s)
             self._changed.clear()
             await self._changed.wait()
-        return self._chunks.popleft()
+        piece = self._pieces.popleft()
+        if self._last[piece.stream] is piece:
+            del self._last[piece.stream]
+        return Chunk(piece.stream, piece.offset, piece.data)
 
 
 def _drop(stream: str, offset: int, data: bytes) -> bool:  # noqa: ARG001

@@ -9,6 +9,7 @@ from typing import Any
 
 from space.errors import OutcomeUnknown, SpaceError
 from space.node.guests import Guest
+from space.protocol.streams import join_small
 
 OPEN_TIMEOUT_S = 30.0
 STALL_TIMEOUT_S = 120.0
@@ -70,7 +71,8 @@ class Download:
     # --- StreamUser
 
     def on_data(self, number: int, offset: int, data: bytes) -> None:  # noqa: ARG002
-        self._chunks.append(data)
+        # A guest that sends single bytes must not cost an object for each while nobody reads.
+        join_small(self._chunks, data)
         self._changed.set()
 
     def on_end(self, number: int, length: int) -> None:  # noqa: ARG002

@@ -15,7 +15,8 @@ WINDOW_BYTES = 1024 * 1024
 """How far a sender may be ahead of what the receiver has acknowledged."""
 ACK_STEP_BYTES = WINDOW_BYTES // 8
 """Smaller progress than this is not acknowledged on its own."""
-_SMALL_BYTES = 8 * 1024
+SMALL_BYTES = 8 * 1024
+"""Pieces up to this size are joined while they wait."""
 
 
 class StreamError(ValueError):
@@ -57,7 +58,7 @@ class SendHalf:
             raise StreamError(f"Stream {self.number} has room for {self.room} bytes, not {len(data)}")
         if data:
             self.produced += len(data)
-            _join_small(self._unsent, data)
+            join_small(self._unsent, data)
 
     def take(self) -> bytes | memoryview:
         """Return the next payload to send, at most one frame's; empty when all is sent."""
@@ -69,7 +70,7 @@ class SendHalf:
             chunk = chunk[:PAYLOAD_BYTES_MAX]
         self.sent += len(chunk)
         if self.durable:
-            _join_small(self._unacked, chunk)
+            join_small(self._unacked, chunk)
         return chunk
 
     def acknowledge(self, offset: int) -> bool:
@@ -163,9 +164,9 @@ class ReceiveHalf:
         return offset - self.acked >= ACK_STEP_BYTES or (offset > self.acked and offset == self.length)
 
 
-def _join_small(chunks: deque[bytes], data: bytes) -> None:
+def join_small(chunks: deque[bytes], data: bytes) -> None:
     """Append, joining small pieces, so that a stream of single bytes costs no object for each."""
-    if chunks and len(chunks[-1]) + len(data) <= _SMALL_BYTES:
+    if chunks and len(chunks[-1]) + len(data) <= SMALL_BYTES:
         chunks[-1] += data
     else:
         chunks.append(data)
