@@ -1,7 +1,8 @@
 """Assemble the guest runtime and the agent. Called by `guest-runtime`; runs with the same Python as the guest will.
 
     build_guest.py runtime UNPACKED_DEBS OUT     Python, its standard library compiled, and the libraries it loads
-    build_guest.py agent SOURCE_TREE OUT_FILE    the agent as one zip of compiled modules
+    build_guest.py agent SOURCE_TREE OUT_FILE    the agent as one zip of compiled modules, and beside it `sudo`, whose
+                                                 client is a file of its own because it is started for each call
 
 Everything is bytecode without sources ("unchecked": the machine sees the tree read-only), so that a guest starts
 without compiling or asking for times. The files' bytes depend on the inputs alone.
@@ -28,6 +29,11 @@ smtplib sqlite3 ssl telnetlib test this tkinter turtle turtledemo unittest venv 
 DROPPED_EXTENSIONS = """
 _codecs_ _crypt _ctypes_test _curses _dbm _elementtree _gdbm _hashlib _lsprof _multibytecodec _multiprocessing
 _posixshmem _sqlite3 _ssl _test _tkinter _uuid _xx audioop nis ossaudiodev readline xx
+"""
+# What /usr/bin/sudo of a template leads to. The agent's socket is there where set-uid bits have no effect.
+SUDO = """#!/bin/sh
+[ -S /dev/space/sudo ] || exec /usr/bin/sudo.real "$@"
+exec /.space/lib/ld-linux-x86-64.so.2 --library-path /.space/lib /.space/bin/python3 -I -S /.space/sudo.pyc "$@"
 """
 
 
@@ -63,7 +69,7 @@ def build_runtime(debs: Path, out: Path) -> None:
 
 
 def build_agent(tree: Path, out: Path) -> None:
-    """The packages `protocol` and `guest`, a bare `space` package around them, and their start."""
+    """The packages `protocol` and `guest`, a bare `space` package around them, and their start; and `sudo`."""
     with tempfile.TemporaryDirectory() as scratch:
         staged = Path(scratch)
         (staged / "empty.py").write_text("")
@@ -76,7 +82,14 @@ def build_agent(tree: Path, out: Path) -> None:
             for name, path in sorted(modules.items()):
                 compiled(path, f"/.space/agent.pyz/{name[:-1]}", staged / "module.pyc", optimize=0)
                 archive.writestr(zipfile.ZipInfo(name), (staged / "module.pyc").read_bytes())
-    out.chmod(0o644)
+    client = tree / "space" / "guest" / "sudo_client.py"
+    compiled(client, "/.space/sudo.py", out.with_name("sudo.pyc"), optimize=2)
+    command = out.parent / "bin" / "sudo"
+    command.parent.mkdir(exist_ok=True)
+    command.write_text(SUDO)
+    command.chmod(0o755)
+    for path in (out, out.with_name("sudo.pyc")):
+        path.chmod(0o644)
 
 
 if __name__ == "__main__":

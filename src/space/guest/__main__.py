@@ -1,4 +1,4 @@
-"""``python -m space.guest [--cgroups DIRECTORY]``: the agent on standard input and output, as an ordinary process."""
+"""``python -m space.guest [--cgroups DIRECTORY] [--sudo SOCKET]``: the agent on standard input and output, as an ordinary process."""
 
 from space.guest.agent import main
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _READ_BYTES = 1024 * 1024
 _READS_MAX = 4
 _REOPEN_S_MIN, _REOPEN_S_MAX = 0.05, 1.0
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 _CHANNEL_FD_MIN = 10
 
 
@@ -44,8 +44,9 @@ def main() -> None:
     os.umask(0o022)
     _protect()
     keep_freed_memory()
-    directory = sys.argv[2] if len(sys.argv) == 3 and sys.argv[1] == "--cgroups" else None
-    agent = Agent(source, sink, Groups(directory))
+    options = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
+    agent = Agent(source, sink, Groups(options.get("--cgroups")))
+    agent.open_sudo(options.get("--sudo"))
     signal.set_wakeup_fd(agent.wake_fd, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -55,7 +56,9 @@ def main() -> None:
 
 
 def _protect() -> None:
-    """Orphans come to the agent, and the kernel's memory killer goes for others first."""
+    """Orphans come to the agent, others do not see into it, and the kernel's memory killer spares it."""
+    if os.getpid() == 1:
+        call("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
     try:
         call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     except OSError:
@@ -86,6 +89,16 @@ class Agent:
     def wake_fd(self) -> int:
         """Where the signal handler writes, so that ended children are noticed."""
         return self._loop.wake_fd
+
+    def open_sudo(self, path: str | None) -> None:
+        """Listen for callers of ``sudo`` at ``path``; None: at the usual place, if the kernel has to be helped out."""
+        try:
+            from space.guest import sudo
+
+            if path is not None or (os.getpid() == 1 and sudo.needed()):
+                self._processes.on_hold = sudo.Sudo(path or sudo.SOCKET, self._loop, self._processes).hold
+        except Exception as error:  # noqa: BLE001  a sandbox without sudo is better than none
+            self._on_error(error)
 
     def run(self) -> None:
         """Serve. Returns only after ``stop``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from _thread import get_native_id
 
+from space.guest.shares import Shares
 from space.guest.system import IS_ROOT, call
 
 TYPE_CHECKING = False
@@ -20,6 +21,7 @@ _OWN_HIERARCHY = "/dev/.space/pids"
 _KILL_PASSES = 20
 """Passes in a row against something that multiplies while it is killed."""
 _PIDS_BYTES_MAX = 4 * 1024 * 1024
+_CGROUP_BYTES_MAX = 64 * 1024
 
 
 class Group:
@@ -76,7 +78,7 @@ class Groups:
         self._directory = directory
         self._version = 2 if directory and os.path.exists(f"{directory}/cgroup.kill") else 1
         self._count = 0
-        self._pids_max: int | None = None
+        self._shares: Shares | None = None
 
     @property
     def kind(self) -> str:
@@ -84,12 +86,25 @@ class Groups:
         return f"cgroup{self._version}" if self._directory else "family"
 
     def limit_pids(self, count: int) -> None:
-        """Let commands have at most ``count`` processes and threads: together where limits are inherited (version 2),
-        else each of those that are started from now on. No effect where nothing can be counted.
+        """Let commands have at most ``count`` processes and threads together. No effect where nothing can be counted.
+
+        Where limits are not inherited (version 1), ``share_out`` has to be called after each ``again_s``.
         """
-        self._pids_max = count
         if self._directory and self._version == 2:
             _try_write(f"{self._directory}/pids.max", str(count))
+        elif self._directory:
+            self._shares = Shares(self._directory, count)
+            self._shares.divide()
+
+    @property
+    def again_s(self) -> float | None:
+        """After how long to share out again; None while there is nothing to be shared."""
+        return self._shares.again_s if self._shares is not None else None
+
+    def share_out(self) -> None:
+        """Let each command grow by its share of the processes that are free now."""
+        if self._shares is not None:
+            self._shares.divide()
 
     def new(self, command_id: str) -> Group:
         """Return a new, empty group; raises ``OSError``."""
@@ -98,9 +113,19 @@ class Groups:
         self._count += 1
         path = f"{self._directory}/c{self._count}"
         os.mkdir(path)
-        if self._pids_max is not None and self._version == 1:
-            _try_write(f"{path}/pids.max", str(self._pids_max))
-        return (ControlGroup2 if self._version == 2 else ControlGroup1)(path, self._directory)
+        if self._shares is not None:
+            self._shares.add(f"c{self._count}")
+        return self._group(path, self._directory)
+
+    def of(self, pid: int) -> Group:
+        """Return the group a process is in; where it is in none of ours, one that changes nothing."""
+        match = _find_membership(pid) if self._directory else None
+        if match is None or not self._directory:
+            return Family("")
+        return self._group(f"{self._directory}/{match}", self._directory)
+
+    def _group(self, path: str, directory: str) -> ControlGroup1:
+        return (ControlGroup2 if self._version == 2 else ControlGroup1)(path, directory)
 
 
 class ControlGroup1(Group):
@@ -227,6 +252,22 @@ def _find_hierarchy() -> str | None:
     except OSError:
         return None
     return directory
+
+
+def _find_membership(pid: int) -> str | None:
+    """Return the name of the command's group that a process is in, from ``/proc/<pid>/cgroup``."""
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="ascii", errors="replace") as file:
+            lines = file.read(_CGROUP_BYTES_MAX).splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, _, place = line.partition(":")
+        controllers, _, path = place.partition(":")
+        parts = path.split("/")
+        if controllers in ("", "pids") and len(parts) > 2 and parts[1] == "commands" and parts[2][1:].isdigit():
+            return parts[2]
+    return None
 
 
 def _read_pids(path: str) -> list[int]:

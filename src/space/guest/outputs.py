@@ -11,6 +11,7 @@ import time
 from collections import deque
 
 from space.guest.loop import READ, WRITE
+from space.guest.system import IS_ROOT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +41,23 @@ def make_pipe() -> tuple[int, int]:
     except OSError:
         pass  # Over the user's share of pipe memory; it works at its default size as well.
     return reader, writer
+
+
+def make_terminal(uid: int, rows: int, cols: int) -> tuple[int, str]:
+    """Make a terminal for a user to sit at; return its master and the path of its other end."""
+    master, slave = os.openpty()
+    try:
+        set_size(slave, rows, cols)
+        if IS_ROOT:
+            # SAFETY: a terminal the agent has just made, given to the user who will sit at it.
+            os.fchown(slave, uid, -1)
+            os.fchmod(slave, 0o620)
+        return master, os.ttyname(slave)
+    except BaseException:
+        os.close(master)
+        raise
+    finally:
+        os.close(slave)
 
 
 class Output:

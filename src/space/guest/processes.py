@@ -10,20 +10,25 @@ import time
 from space.guest.groups import MARK, Groups, send_signal
 from space.guest.loop import Loop, Timer
 from space.guest.metrics import oom_kills
-from space.guest.outputs import Input, Output, make_pipe, set_size
+from space.guest.outputs import Input, Output, make_pipe, make_terminal
 from space.guest.spawning import Program, environment, spawn
-from space.guest.system import IS_ROOT, Refused, refused
+from space.guest.system import Refused, refused
 from space.guest.users import find_identity
 from space.protocol.messages import COMMANDS_MAX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Any, Protocol
 
     from space.guest.groups import Group
     from space.guest.system import Identity
     from space.protocol.guest import GuestChannel
     from space.protocol.messages import CommandRecord, ExitRecord, StreamPlace
+
+    class Hold(Protocol):
+        def __call__(self, *, held: bool) -> None: ...
+
 
 _KILL = 9
 _REAP_MAX = 100
@@ -87,11 +92,16 @@ class Processes:
     def __init__(self, channel: GuestChannel, loop: Loop, groups: Groups) -> None:
         self.defaults = Defaults()
         self.commands: dict[str, Command] = {}
+        self.on_end: dict[int, Callable[[int], None]] = {}
+        """For children that are no command: what is to be called with the status of ``waitpid``."""
+        self.on_hold: Hold | None = None
+        """Called with whether everything is held from now on."""
         self._by_pid: dict[int, Command] = {}
         self._outputs: dict[int, Output] = {}
         self._inputs: dict[int, Input] = {}
         self._lingering: list[Group] = []
         self._sweep: Timer | None = None
+        self._sharing: Timer | None = None
         self._channel = channel
         self._loop = loop
         self.groups = groups
@@ -110,6 +120,7 @@ class Processes:
             group = self.groups.new(fields["id"])
         except OSError as error:
             raise refused(error, "process group") from error
+        self._share_out_later()
         if group.mark is not None:
             env[MARK] = group.mark
         command = Command(fields["id"], group)
@@ -207,6 +218,8 @@ class Processes:
 
     def stand_still(self) -> None:
         """Read no more from any command, and let no time limit run out."""
+        if self.on_hold is not None:
+            self.on_hold(held=True)
         for command in self.commands.values():
             for output in command.outputs.values():
                 output.hold(held=True)
@@ -215,6 +228,8 @@ class Processes:
 
     def go_on(self, stood_s: float) -> None:
         """Read again; time limits are later by as long as everything stood still."""
+        if self.on_hold is not None:
+            self.on_hold(held=False)
         for command in self.commands.values():
             for output in command.outputs.values():
                 output.hold(held=False)
@@ -241,6 +256,8 @@ class Processes:
             command = self._by_pid.pop(pid, None)
             if command is not None:
                 self._main_ended(command, status)
+            elif (ended := self.on_end.pop(pid, None)) is not None:
+                ended(status)
         self._loop.call_soon(self.reap)
 
     def _main_ended(self, command: Command, status: int) -> None:
@@ -337,21 +354,13 @@ class Processes:
             self._add_output(command, name, streams[name], fd)
 
     def _start_on_terminal(self, command: Command, program: Program, number: int, size: dict[str, int]) -> None:
-        master, slave = os.openpty()
+        master, program.terminal = make_terminal(program.identity.uid, size["rows"], size["cols"])
         try:
-            set_size(slave, size["rows"], size["cols"])
-            program.terminal = os.ttyname(slave)
-            if IS_ROOT:
-                # SAFETY: a terminal the agent has just made, given to the user who will sit at it.
-                os.fchown(slave, program.identity.uid, -1)
-                os.fchmod(slave, 0o620)
             command.pid = spawn(program, command.group)
             writer = fcntl.fcntl(master, fcntl.F_DUPFD_CLOEXEC, 3)
         except BaseException:
             os.close(master)
             raise
-        finally:
-            os.close(slave)
         self._add_output(command, "tty", number, master)
         command.outputs["tty"].is_tty = True
         self._add_input(command, number, writer, is_tty=True)
@@ -377,6 +386,16 @@ class Processes:
         if command is None:
             raise Refused("no-such-command", "There is no command of that id", errno.ESRCH)
         return command
+
+    def _share_out_later(self) -> None:
+        if self._sharing is not None:
+            self._sharing.cancel()
+        after_s = self.groups.again_s
+        self._sharing = None if after_s is None else self._loop.call_at(time.monotonic() + after_s, self._share_out)
+
+    def _share_out(self) -> None:
+        self.groups.share_out()
+        self._share_out_later()
 
     def _linger(self, group: Group) -> None:
         """Remove a group as soon as nothing is in it."""

@@ -41,12 +41,13 @@ _RESET_SIGNALS = tuple(
 
 class Program:
     """What to start, in full. ``terminal`` is a terminal's path, which becomes standard input, output and error and the
-    controlling terminal; otherwise ``files`` are the descriptors for the three.
+    controlling terminal; ``files`` are the descriptors for the three, -1 for the terminal where there is one. ``cwd``
+    is a path that is entered as the user, or the descriptor of a directory that somebody was in already.
     """
 
     __slots__ = ("argv", "cwd", "env", "files", "identity", "terminal")
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, identity: Identity) -> None:
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], cwd: str | int, identity: Identity) -> None:
         self.argv = argv
         self.env = env
         self.cwd = cwd
@@ -85,6 +86,22 @@ def spare_from_memory_killer() -> None:
     _exposed.fd = fd
 
 
+class _Inside:
+    """While entered, the agent is in the directory of a descriptor, if it is one. It always ends in the root."""
+
+    def __init__(self, cwd: str | int) -> None:
+        self._cwd = cwd
+
+    def __enter__(self) -> None:
+        if isinstance(self._cwd, int):
+            os.chdir(self._cwd)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.chdir("/")
+
+
 def environment(identity: Identity, *layers: Mapping[str, str]) -> dict[str, str]:
     """Return the variables a program gets: what its user implies, then each layer over the last, unexpanded."""
     env = {
@@ -106,29 +123,27 @@ def spawn(program: Program, group: Group) -> int:
         # The leader of a session without a terminal gets the one it opens first as its controlling terminal.
         actions.append((os.POSIX_SPAWN_OPEN, 0, program.terminal, os.O_RDWR, 0))
         actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
-    elif program.files is not None:
-        actions += [(os.POSIX_SPAWN_DUP2, fd, place) for place, fd in enumerate(program.files)]
+    if program.files is not None:
+        actions += [(os.POSIX_SPAWN_DUP2, fd, place) for place, fd in enumerate(program.files) if fd >= 0]
     argv = [os.fsencode(word) for word in program.argv]
     env = {os.fsencode(name): os.fsencode(value) for name, value in program.env.items()}
     # SAFETY: during the call this thread has the user's rights; all the agent's descriptors are close-on-exec.
-    with _exposed, group, ActingAs(program.identity, wholly=True):
-        try:
+    with _exposed, group, _Inside(program.cwd), ActingAs(program.identity, wholly=True):
+        if isinstance(program.cwd, str):
             _enter_directory(program.cwd)
-            path = find_program(program.argv[0], program.env.get("PATH", PATH_DEFAULT))
-            try:
-                return os.posix_spawn(
-                    os.fsencode(path),
-                    argv,
-                    env,
-                    file_actions=actions,
-                    setsid=True,
-                    setsigmask=(),
-                    setsigdef=_RESET_SIGNALS,
-                )
-            except OSError as error:
-                raise refused(error, program.argv[0]) from error
-        finally:
-            os.chdir("/")
+        path = find_program(program.argv[0], program.env.get("PATH", PATH_DEFAULT))
+        try:
+            return os.posix_spawn(
+                os.fsencode(path),
+                argv,
+                env,
+                file_actions=actions,
+                setsid=True,
+                setsigmask=(),
+                setsigdef=_RESET_SIGNALS,
+            )
+        except OSError as error:
+            raise refused(error, program.argv[0]) from error
 
 
 def find_program(name: str, path: str) -> str:

@@ -33,7 +33,7 @@ def find_identity(user: str, root: str = "") -> Identity:
         identity = entry
         identity.groups = tuple(_groups_of(identity.name, root))
     if colon:
-        identity.gid = _find_group(group, root)
+        identity.gid = find_group(group, root)
     return identity
 
 
@@ -66,7 +66,8 @@ def _find_user(name: str, root: str) -> Identity | None:
     return by_number
 
 
-def _find_group(name: str, root: str) -> int:
+def find_group(name: str, root: str = "") -> int:
+    """Return a group's number; a number need not be there. Raises ``Refused`` with code ``no-such-group``."""
     for fields in _entries(f"{root}/etc/group", 4):
         gid = _number(fields[2])
         if fields[0] == name and gid is not None:
