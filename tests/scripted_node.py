@@ -71,8 +71,7 @@ class ScriptedNode:
 
     def hold(self, verb: str) -> asyncio.Event:
         """Let calls of a verb wait until the returned event is set."""
-        self.holds[verb] = asyncio.Event()
-        return self.holds[verb]
+        return self.holds.setdefault(verb, asyncio.Event())
 
     def end(self, machine: str, cause: str | None = None) -> None:
         """End a machine and tell the listeners."""

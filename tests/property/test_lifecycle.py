@@ -4,13 +4,14 @@ end store and node tell the same story."""
 import asyncio
 import contextlib
 import tempfile
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 from sqlalchemy import update
 
 from space.control import reaper, sandboxes, watcher
@@ -19,10 +20,11 @@ from space.model.operation import FINISHED, Operation, OperationState
 from space.model.sandbox import RESTING, TRANSITIONS, Resources, Sandbox, State
 from space.store import events, operations, tables
 from space.store import sandboxes as rows
-from tests.control_host import Host, hosting, working
+from tests.control_host import Host, control_over, hosting, working
 
 VERBS = ("pause", "resume", "suspend", "wake", "stop", "start", "delete")
 DEAD = "no-such-host/boot/1/1"
+SETTLED_S = 20
 MACHINE_OF = {
     State.RUNNING: {"running"},
     State.PAUSED: {"paused"},
@@ -59,10 +61,9 @@ class Lifecycle(RuleBasedStateMachine):
         self.stack = contextlib.AsyncExitStack()
         self.directory = tempfile.TemporaryDirectory()
         self.host: Host = self.run(self.stack.enter_async_context(hosting(Path(self.directory.name), runner=False)))
-        self.working = contextlib.AsyncExitStack()
-        self.run(self.working.enter_async_context(working(self.host.control)))
+        self.process = contextlib.AsyncExitStack()
+        self.run(self._start())
         self.deleted: set[str] = set()
-        self.crashed = False
 
     def run(self, awaitable: Any) -> Any:
         return self.loop.run_until_complete(asyncio.wait_for(awaitable, 30))
@@ -70,7 +71,7 @@ class Lifecycle(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.run(self._settled())
         self.check()
-        self.run(self.working.aclose())
+        self.run(self.process.aclose())
         self.run(self.stack.aclose())
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
@@ -78,21 +79,30 @@ class Lifecycle(RuleBasedStateMachine):
 
     # --- what callers do
 
+    @initialize(target=made)
+    def begin(self) -> str:
+        return self._create(None, "delete")
+
     @rule(
         target=made, timeout_s=st.sampled_from([None, 100.0]), on_timeout=st.sampled_from(["delete", "suspend", "stop"])
     )
     def create(self, timeout_s: float | None, on_timeout: Any) -> str:
+        return self._create(timeout_s, on_timeout)
+
+    def _create(self, timeout_s: float | None, on_timeout: Any) -> str:
         wanted = sandboxes.NewSandbox("base", Resources(), timeout_s=timeout_s, on_timeout=on_timeout)
         sandbox, _ = self.run(sandboxes.request_create(self.host.control, self.host.project_id, wanted))
         return sandbox.id
 
-    @rule(sandbox=made, verb=st.sampled_from(VERBS), steps=st.integers(0, 6))
-    def ask(self, sandbox: str, verb: str, steps: int) -> None:
-        with contextlib.suppress(SpaceError):
-            self.run(sandboxes.request(self.host.control, self.host.project_id, sandbox, verb))
-            if verb == "delete":
-                self.deleted.add(sandbox)
-        self.run(self._steps(steps))
+    @rule(
+        sandbox=made, asked=st.lists(st.tuples(st.sampled_from(VERBS[:-1]), st.integers(0, 40)), min_size=1, max_size=6)
+    )
+    def ask(self, sandbox: str, asked: list[tuple[str, int]]) -> None:
+        """Ask for one after the other; between two, the loop is given some turns, so that they meet at any point."""
+        for verb, turns in asked:
+            with contextlib.suppress(SpaceError):
+                self.run(sandboxes.request(self.host.control, self.host.project_id, sandbox, verb))
+            self.run(self._turns(turns))
 
     @rule(sandbox=made, verbs=st.lists(st.sampled_from(VERBS), min_size=2, max_size=5))
     def ask_at_once(self, sandbox: str, verbs: list[str]) -> None:
@@ -131,17 +141,30 @@ class Lifecycle(RuleBasedStateMachine):
     def the_node_fails(self, verb: str, code: str) -> None:
         self.host.node.fail(verb, code, 503 if code == "unavailable" else 500)
 
-    @rule(sandbox=made, cause=st.sampled_from(["oom-killed", None]))
-    def the_machine_ends(self, sandbox: str, cause: str | None) -> None:
+    @rule()
+    def the_node_takes_its_time(self) -> None:
+        for verb in ("boot", "destroy", *VERBS[:-1]):
+            self.host.node.hold(verb)
+
+    @rule()
+    def the_node_answers(self) -> None:
+        for held in self.host.node.holds.values():
+            held.set()
+        self.host.node.holds.clear()
+
+    @rule(sandbox=made, cause=st.sampled_from(["oom-killed", None]), noticed=st.booleans())
+    def the_machine_ends(self, sandbox: str, cause: str | None, noticed: bool) -> None:
         if self.host.node.machines.get(sandbox) in {"running", "paused"}:
             self.host.node.end(sandbox, cause)
-            self.run(watcher.check(self.host.control, sandbox))
+            if noticed:
+                self.run(watcher.check(self.host.control, sandbox))
 
     @rule()
     def the_process_is_killed_and_started_again(self) -> None:
-        """The runner ends; what it held looks held by a process that is no more."""
+        """Another control plane on the same store; what the old one held looks held by a process that is no more."""
         held = list(self.host.control.leases.running)
-        self.run(self.working.aclose())
+        self.run(self.process.aclose())
+        self.run(self._start())
         table = tables.operations
         statement = (
             update(table)
@@ -150,8 +173,6 @@ class Lifecycle(RuleBasedStateMachine):
         )
         self.run(self.host.control.store.write(lambda connection: connection.execute(statement) and None))
         self.host.clock.move(1)
-        self.working = contextlib.AsyncExitStack()
-        self.run(self.working.enter_async_context(working(self.host.control)))
 
     @rule()
     def compared(self) -> None:
@@ -193,15 +214,24 @@ class Lifecycle(RuleBasedStateMachine):
                 assert operation.state not in FINISHED, (sandbox.state, operation)
                 assert TRANSITIONS[operation.request["verb"]].passing == sandbox.state
 
-    async def _steps(self, count: int) -> None:
+    async def _start(self) -> None:
+        self.process = contextlib.AsyncExitStack()
+        self.host.control = await self.process.enter_async_context(control_over(self.host.settings, self.host.clock))
+        await self.process.enter_async_context(working(self.host.control))
+
+    async def _turns(self, count: int) -> None:
         for _ in range(count):
             await asyncio.sleep(0)
 
     async def _settled(self) -> None:
         """Wait until nothing is left to do: deletions that failed are taken up, machines compared."""
+        self.the_node_answers()
+        ends = time.monotonic() + SETTLED_S
         while True:
             present, by_id = await self._everything()
-            if any(operation.state not in FINISHED for operation in by_id.values()):
+            left = [operation for operation in by_id.values() if operation.state not in FINISHED]
+            assert time.monotonic() < ends, f"never came to rest: {left}"
+            if left:
                 await asyncio.sleep(0.005)
                 continue
             if any(sandbox.details.get("deleting") for sandbox in present.values()):
@@ -244,8 +274,8 @@ class Lifecycle(RuleBasedStateMachine):
 
 TestLifecycle = Lifecycle.TestCase
 TestLifecycle.settings = settings(
-    max_examples=25,
-    stateful_step_count=20,
+    max_examples=30,
+    stateful_step_count=40,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
