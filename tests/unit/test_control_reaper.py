@@ -259,6 +259,9 @@ async def test_a_deletion_that_failed_is_taken_up_again_until_it_is_done(host: H
     answer = await host.http.delete(f"/v1/sandboxes/{sandbox}", headers={"Prefer": "wait=20"})
     assert answer.is_error
     assert await host.state(sandbox) == "failed"
+    for verb in ("wake", "start"):
+        refused = await host.verb(sandbox, verb)
+        assert refused.status_code == httpx.codes.CONFLICT, "an accepted delete cannot be undone"
     await reaper.delete_again(host.control)
     await comes_to(host, sandbox, "not-found")
     assert host.node.machines == {}

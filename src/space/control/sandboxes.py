@@ -209,6 +209,9 @@ class _Request:
             current = operations.get(self.connection, seen.operation_id)
         if current is not None and current.state not in FINISHED and _joins(verb, current):
             return seen, current
+        if verb != "delete" and seen.details.get("deleting"):
+            # Its deletion was accepted and failed; it is taken up again until it has succeeded.
+            raise Conflict("The sandbox is being deleted.", code="wrong-state", state=str(seen.state))
         if verb == "delete":
             return self._delete(seen, current)
         if verb == "wake" and seen.state == State.RUNNING:
