@@ -291,12 +291,14 @@ class Machines:
             if entry.was_paused:
                 await self.host.pause(entry.machine, driver)
         except MachineLost:
-            await self.rest_without_process(entry, Phase.EXITED, self.cause(entry))
+            await self.note_exit(entry)
         else:
             self.write(entry.to(Phase.PAUSED if entry.was_paused else Phase.RUNNING, was_paused=False))
 
     def cause(self, entry: Entry) -> str:
-        """Say why a machine that is no longer there has ended."""
+        """Say why a machine that is no longer there has ended, once and for all: its cgroup may be gone soon."""
+        if entry.cause:
+            return entry.cause
         if entry.process and entry.process.boot_id != processes.boot_id():
             return "host-lost"
         # What was killed while the machine lived on is not what it has died of.
@@ -310,9 +312,14 @@ class Machines:
             entry = self.entries.get(machine_id)
             if entry is None or entry.process != process or entry.phase not in RESIDENT:
                 return
-            cause = self.cause(entry)
-            log.info("machine exited", machine=machine_id, cause=cause)
-            await self.rest_without_process(entry, Phase.EXITED, cause)
+            await self.note_exit(entry)
+
+    async def note_exit(self, entry: Entry) -> None:
+        """Under the lock held: the machine has ended. The cause is written down first, before its evidence is removed."""
+        cause = self.cause(entry)
+        log.info("machine exited", machine=entry.machine, cause=cause)
+        self.write(entry.to(entry.phase, cause=cause))
+        await self.rest_without_process(entry, Phase.EXITED, cause)
 
     async def _start(self, entry: Entry, driver: Driver, timings: Timings, *, new_disk: bool) -> None:
         machine = await self.host.acquire(entry, driver, timings, new_disk=new_disk)

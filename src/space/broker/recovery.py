@@ -95,7 +95,7 @@ async def _adopt_or_note_exit(machines: Machines, entry: Entry) -> None:
     if entry.process and processes.is_alive(entry.process):
         machines.watch(entry.machine, entry.process)
     else:
-        await machines.rest_without_process(entry, Phase.EXITED, machines.cause(entry))
+        await machines.note_exit(entry)
 
 
 async def _look_again(machines: Machines, entry: Entry) -> None:
@@ -103,7 +103,7 @@ async def _look_again(machines: Machines, entry: Entry) -> None:
     driver = machines.driver(entry.driver)
     paused = await machines.host.is_paused(entry, driver)
     if paused is None:
-        await machines.rest_without_process(entry, Phase.EXITED, machines.cause(entry))
+        await machines.note_exit(entry)
         return
     if not paused:
         await machines.host.resume(entry.machine, driver)  # it may stand still in part
