@@ -315,7 +315,7 @@ class Machines:
             await self.note_exit(entry)
 
     async def note_exit(self, entry: Entry) -> None:
-        """Under the lock held: the machine has ended. The cause is written down first, before its evidence is removed."""
+        """Under the lock held: the machine has ended. Its cause is written down before the evidence is removed."""
         cause = self.cause(entry)
         log.info("machine exited", machine=entry.machine, cause=cause)
         self.write(entry.to(entry.phase, cause=cause))
