@@ -122,9 +122,11 @@ class Installation:
     def processes_of(self, sandbox: str) -> list[int]:
         """Host processes of a sandbox's machine: those in its cgroups, and those that name it in their arguments."""
         found: set[int] = set()
-        for procs in Path("/sys/fs/cgroup").glob(f"**/{self.instance}/{sandbox}/cgroup.procs"):
-            with contextlib.suppress(OSError):
-                found.update(map(int, procs.read_text().split()))
+        # Not by a pattern: that stumbles over other installations' groups, which come and go meanwhile.
+        for directory, _, files in os.walk("/sys/fs/cgroup"):
+            if directory.endswith(f"/{self.instance}/{sandbox}") and "cgroup.procs" in files:
+                with contextlib.suppress(OSError):
+                    found.update(map(int, (Path(directory) / "cgroup.procs").read_text().split()))
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if sandbox.encode() in (process / "cmdline").read_bytes():
