@@ -66,11 +66,37 @@ def test_guest_cannot_reach_its_neighbour(api: Api, shared: str) -> None:
         api.delete(neighbour)
 
 
-@pytest.mark.parametrize("path", ["/proc/1/mem", "/proc/1/environ", "/proc/1/fd/0"])
-def test_an_ordinary_user_cannot_touch_the_agent(api: Api, shared: str, path: str) -> None:
-    assert api.exec(shared, ["dd", f"if={path}", "of=/dev/null", "count=1"])["exit"]["code"] != 0
+@pytest.mark.parametrize("path", ["/proc/1/mem", "/proc/1/io", "/proc/1/cwd", "/proc/1/exe", "/proc/1/root/"])
+def test_an_ordinary_user_cannot_look_into_the_agent(api: Api, shared: str, path: str) -> None:
+    look = f"cat {path} >/dev/null || ls {path}" if path.endswith("/") else f"cat {path} || readlink {path}"
+    assert api.exec(shared, look)["exit"]["code"] != 0
     assert api.exec(shared, "kill -9 1")["exit"]["code"] != 0
     assert api.output(shared, ["echo", "alive"]) == "alive\n"
+
+
+def test_an_ordinary_user_cannot_open_the_agents_channel(api: Api, shared: str) -> None:
+    """The FIFOs are among the agent's descriptors, which gVisor lets everyone list, but not open."""
+    script = (
+        "import os, stat\n"
+        "pipes = opened = 0\n"
+        "for name in os.listdir('/proc/1/fd'):\n"
+        "  path = '/proc/1/fd/' + name\n"
+        "  try: mode = os.stat(path).st_mode\n"
+        "  except FileNotFoundError: continue\n"
+        "  pipes += stat.S_ISFIFO(mode)\n"
+        "  for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):\n"
+        "    try: os.open(path, flags | os.O_NONBLOCK)\n"
+        "    except OSError: continue\n"
+        "    opened += stat.S_ISFIFO(mode)\n"
+        "print(pipes >= 2, opened)\n"
+    )
+    assert api.output(shared, ["python3", "-c", script]) == "True 0\n"
+
+
+def test_the_agents_environment_says_nothing(api: Api, shared: str) -> None:
+    """gVisor shows everyone's to everyone, so there must be nothing in it."""
+    names = [line.partition("=")[0] for line in api.output(shared, "tr '\\0' '\\n' </proc/1/environ").splitlines()]
+    assert set(names) <= {"PATH", "HOME"}
 
 
 def test_loopback_inside_works(api: Api, sandbox: str) -> None:

@@ -3,6 +3,9 @@
 import fcntl
 import os
 import stat
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,28 @@ def test_the_fifos_hold_a_mebibyte_and_only_root_and_the_nodes_group_come_near_t
         assert fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) == PIPE_BYTES
     assert stat.S_IMODE((tmp_path / "channels" / machine).stat().st_mode) == 0o750
     close(channel)
+
+
+def test_a_fifo_that_runsc_gave_to_root_is_open_to_the_node_alone() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    node, other = 65533, 65534
+    with tempfile.TemporaryDirectory() as top:  # where every user gets in, unlike tmp_path
+        Path(top).chmod(0o755)
+        fifo = Path(top) / "in"
+        channels = Channels(Path(top) / "channels", node, node)
+        channels.open()
+        machine = new_id("sbx")
+        channel = channels.create(machine)
+        os.fchown(channel.stdin, 0, 0)
+        os.link(Path(top) / "channels" / machine / "in", fifo)
+        opens = "import os, sys; os.open(sys.argv[1], os.O_RDWR)"
+        done = [
+            subprocess.run([sys.executable, "-S", "-c", opens, fifo], user=uid, group=uid, extra_groups=[], check=False)
+            for uid in (node, other)
+        ]
+        close(channel)
+    assert [one.returncode for one in done] == [0, 1]
 
 
 def test_a_channel_made_again_is_a_fresh_one(channels: Channels) -> None:

@@ -4,9 +4,11 @@ The directories belong to root, so the node can open the FIFOs but not exchange 
 then open.
 """
 
+import errno
 import fcntl
 import os
 import stat
+import struct
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +17,11 @@ from space.errors import HostError
 
 PIPE_BYTES = 1 << 20
 _NAMES = ("in", "out")
+_ACL = "system.posix_acl_access"
+_ACL_VERSION = 2
+_OWNER, _USER, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+_NOBODY = 0xFFFFFFFF
+_READ_WRITE = 6
 
 
 class Channels:
@@ -72,8 +79,26 @@ def _make(at: int, name: str, uid: int, gid: int) -> int:
         os.close(descriptor)
         raise HostError("The guest channel could not be made.")
     fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    # SAFETY: the directory lets only root and the node in, so the FIFO's own mode need not. It cannot: runsc gives its
-    # standard streams to the guest's root, which on the host is root, whoever owned them before.
-    os.fchown(descriptor, uid, gid)
-    os.fchmod(descriptor, 0o666)
+    _admit(descriptor, uid, gid)
     return descriptor
+
+
+def _admit(descriptor: int, uid: int, gid: int) -> None:
+    """Let the node open a FIFO that belongs to root, and nobody else: the guest sees its mode, and with mode 0666 any
+    user of the guest could open it through the agent's descriptors.
+
+    Owner and mode alone cannot say that: runsc gives its standard streams to the guest's root, which on the host is
+    root, whoever owned them before.
+    """
+    os.fchown(descriptor, uid, gid)
+    entries = ((_OWNER, _READ_WRITE, _NOBODY), (_USER, _READ_WRITE, uid), (_GROUP, 0, _NOBODY))
+    entries += ((_MASK, _READ_WRITE, _NOBODY), (_OTHER, 0, _NOBODY))
+    acl = struct.pack("<I", _ACL_VERSION) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        # SAFETY: root works on the descriptor; the list names the node's user alone.
+        os.setxattr(descriptor, _ACL, acl)
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        # Without such lists the directory still lets only root and the node in, and the rest is inside one guest.
+        os.fchmod(descriptor, 0o666)

@@ -1,4 +1,7 @@
-"""``python -m space.guest [--cgroups DIRECTORY] [--sudo SOCKET]``: the agent on standard input and output, as an ordinary process."""
+"""The agent on standard input and output, as an ordinary process.
+
+``python -m space.guest [--cgroups DIRECTORY] [--sudo SOCKET]``
+"""
 
 from space.guest.agent import main
 
