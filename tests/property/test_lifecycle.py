@@ -20,7 +20,7 @@ from space.model.operation import FINISHED, Operation, OperationState
 from space.model.sandbox import RESTING, TRANSITIONS, Resources, Sandbox, State
 from space.store import events, operations, tables
 from space.store import sandboxes as rows
-from tests.control_host import Host, control_over, hosting, working
+from tests.control_host import Host, control_over, hosting, until, working
 
 VERBS = ("pause", "resume", "suspend", "wake", "stop", "start", "delete")
 DEAD = "no-such-host/boot/1/1"
@@ -164,6 +164,8 @@ class Lifecycle(RuleBasedStateMachine):
         """Another control plane on the same store; what the old one held looks held by a process that is no more."""
         held = list(self.host.control.leases.running)
         self.run(self.process.aclose())
+        # A node takes a machine's calls in turn; this one has none, so its calls of the dead process end first.
+        self.run(until(self._node_is_idle, "the node to see that its caller is gone"))
         self.run(self._start())
         table = tables.operations
         statement = (
@@ -218,6 +220,9 @@ class Lifecycle(RuleBasedStateMachine):
         self.process = contextlib.AsyncExitStack()
         self.host.control = await self.process.enter_async_context(control_over(self.host.settings, self.host.clock))
         await self.process.enter_async_context(working(self.host.control))
+
+    async def _node_is_idle(self) -> bool:
+        return not any(self.host.node.in_flight.values())
 
     async def _turns(self, count: int) -> None:
         for _ in range(count):
