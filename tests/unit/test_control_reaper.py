@@ -145,6 +145,24 @@ async def test_a_machine_of_no_sandbox_is_destroyed(host: Host) -> None:
     assert set(host.node.machines) == {mine, "not-one-of-ours"}
 
 
+@pytest.mark.parametrize("machine", ["running", "stopped", "exited"])
+async def test_what_a_failed_create_left_at_the_node_is_destroyed_and_the_sandbox_can_still_be_started(
+    host: Host, machine: str
+) -> None:
+    host.node.fail("boot", "host-lost", 500)
+    host.node.fail("destroy", "host-error", 500)
+    answer = await host.http.post("/v1/sandboxes", json={"template": "base"}, headers={"Prefer": "wait=20"})
+    sandbox = answer.json()["error"]["details"]["sandbox_id"]
+    host.node.machines[sandbox] = machine
+    await watcher.compare(host.control)
+    assert host.node.machines == {}
+    assert await host.state(sandbox) == "failed"
+    assert (await host.verb(sandbox, "start")).is_success
+    await watcher.compare(host.control)
+    assert host.node.machines == {sandbox: "running"}
+    assert await host.state(sandbox) == "running"
+
+
 async def test_a_machine_of_a_deleted_sandbox_is_destroyed(host: Host) -> None:
     sandbox = await host.create()
     await host.http.delete(f"/v1/sandboxes/{sandbox}", headers={"Prefer": "wait=20"})
@@ -280,6 +298,24 @@ async def test_tombstones_are_kept_for_a_day_for_their_operations(host: Host) ->
     host.clock.move(2 * 3600)
     await reaper.sweep(host.control)
     assert await listed() == 0
+
+
+async def test_names_of_no_template_do_not_become_calls_of_the_node(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+    ask = host.control.node.templates
+
+    async def counted() -> list[dict[str, Any]]:
+        nonlocal asked
+        asked += 1
+        return await ask()
+
+    monkeypatch.setattr(host.control.node, "templates", counted)
+    unknown = [host.http.post("/v1/sandboxes", json={"template": f"unknown{n}"}) for n in range(30)]
+    answers = await asyncio.gather(*unknown)
+    assert {answer.status_code for answer in answers} == {httpx.codes.UNPROCESSABLE_ENTITY}
+    assert 1 <= asked <= 3
 
 
 async def test_new_templates_of_the_node_are_found_at_their_first_use(host: Host) -> None:

@@ -9,11 +9,15 @@ from space.control.keys import Keyring
 from space.control.leases import Leases
 from space.control.nodes import Node
 from space.control.recent import Recent
+from space.control.rounds import Rounds
 from space.control.tokens import Signer
 from space.control.usage import History
 from space.model.template import Reference, Template
 from space.settings import Settings
 from space.store.database import Database
+
+# Each look is a call of the node and the broker, and anybody with a key can name templates that do not exist.
+LOOK_FOR_TEMPLATES_EVERY_S = 1.0
 
 
 def utc_now() -> datetime:
@@ -34,6 +38,7 @@ class Control:
     leases: Leases = field(init=False)
     history: History = field(default_factory=History)
     running: Recent = field(default_factory=Recent)
+    looking_for_templates: Rounds = field(default_factory=lambda: Rounds(LOOK_FOR_TEMPLATES_EVERY_S))
     templates: dict[Reference, tuple[Template, float]] = field(default_factory=dict[Reference, tuple[Template, float]])
 
     def __post_init__(self) -> None:

@@ -5,7 +5,6 @@ runner. A failure never guesses: the node is asked what has become of the machin
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -36,6 +35,7 @@ BUDGET_S = {
     "start": 180,
     "delete": 180,
 }
+UNDO_S = 30.0
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
 PREDECESSOR_WAIT_S = 15.0
@@ -180,9 +180,12 @@ async def _reboot(control: Control, sandbox: Sandbox, operation: Operation) -> d
 
 
 async def undo_create(control: Control, sandbox: Sandbox) -> None:
-    """Leave nothing of a machine that did not come up. What stays all the same is found when machines are compared."""
-    with contextlib.suppress(SpaceError):
-        await control.node.destroy(sandbox.id, 30)
+    """Destroy a machine that did not come up, as far as the node answers in time; else `watcher.compare` does later."""
+    try:
+        async with asyncio.timeout(UNDO_S):
+            await control.node.destroy(sandbox.id, UNDO_S)
+    except (SpaceError, TimeoutError) as error:
+        log.warning("create-not-undone", sandbox=sandbox.id, error=type(error).__name__)
 
 
 async def _wait_until_let_go(control: Control, operation_id: str) -> None:

@@ -56,7 +56,7 @@ async def _find(control: Control, reference: Reference) -> Template | None:
         return found
     # It may have been built a moment ago.
     try:
-        await synchronise(control)
+        await control.looking_for_templates.join(lambda: synchronise(control))
     except SpaceError:
         return None
     return await control.store.read(lambda connection: templates.find(connection, reference))

@@ -34,7 +34,7 @@ LOST_SIGHT = {"host-lost", "node-unavailable", "unavailable", "outcome-unknown",
 
 
 async def compare(control: Control) -> None:
-    """Destroy machines of no sandbox, and mark sandboxes whose machine is gone as failed."""
+    """Destroy machines of no sandbox or of one that never came up; mark sandboxes whose machine is gone as failed."""
     machines = {str(machine.get("machine")): machine for machine in await control.node.machines()}
     present = await control.store.read(sandboxes.all_present)
     for machine_id in machines.keys() - present.keys():
@@ -53,6 +53,9 @@ async def check(control: Control, sandbox_id: str) -> None:
     """Look at one machine and make its sandbox say what has become of it, if nothing else has meanwhile."""
     sandbox = await control.store.read(lambda connection: sandboxes.get(connection, sandbox_id))
     if sandbox is None:
+        return
+    if _never_came_up(sandbox):
+        await _undo(control, sandbox)
         return
     # After the sandbox was read: if the row still is the same when it is changed, no operation came in between.
     machine = await control.node.inspect(sandbox_id)
@@ -91,6 +94,8 @@ async def follow(control: Control) -> None:
 
 
 def _differs(sandbox: Sandbox, state: object, *, ready: bool) -> bool:
+    if _never_came_up(sandbox):
+        return state != "absent"
     if sandbox.state == State.FAILED:
         failure = sandbox.failure
         return state in {"running", "paused"} and failure is not None and failure.code in LOST_SIGHT
@@ -98,6 +103,17 @@ def _differs(sandbox: Sandbox, state: object, *, ready: bool) -> bool:
         return False
     becomes_ready = sandbox.state == State.RUNNING and state == "running" and ready and not sandbox.ready
     return state not in EXPECTED[sandbox.state] or becomes_ready
+
+
+def _never_came_up(sandbox: Sandbox) -> bool:
+    """Whether nobody was ever given its machine, so that nothing is lost with it; one being deleted is not meant."""
+    return sandbox.state == State.FAILED and not sandbox.details.get("ran") and not sandbox.details.get("deleting")
+
+
+async def _undo(control: Control, sandbox: Sandbox) -> None:
+    """Destroy what a failed create has left. A start that was asked for meanwhile boots the machine anew."""
+    log.warning("half-made-machine", sandbox=sandbox.id)
+    await control.node.destroy(sandbox.id, DESTROY_TIMEOUT_S)
 
 
 def _failure(sandbox: Sandbox, machine: dict[str, object]) -> Failure:
