@@ -1,19 +1,23 @@
-"""What every HTTP server of SPACE owes its host: bounded request heads, and nothing in the clear to others.
+"""What every HTTP server of SPACE owes its host: bounded heads and bodies, and nothing in the clear to others.
 
 uvicorn bounds neither the size of a head nor how long a client may take to send one; both come before any key or token
 is looked at.
 """
 
 import asyncio
+import contextlib
 import ipaddress
+from collections.abc import Generator
 
 import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from space.errors import HostError
+from space.errors import HostError, Unavailable
 
 HEADER_BYTES_MAX = 64 * 1024
 HEADER_TIMEOUT_S = 30.0
+BODIES_BYTES_MAX = 256 * 1024 * 1024
+SMALL_BODY_BYTES = 64 * 1024
 
 log = structlog.get_logger(__name__)
 
@@ -90,6 +94,50 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_bytes > HEADER_BYTES_MAX:
             self.transport.abort()
             raise ValueError("The request's head is too large")
+
+
+class Bodies:
+    """The request bodies that a server holds in memory at one time: bounded together, not only each.
+
+    The first ``SMALL_BODY_BYTES`` of each are always taken (the number of connections bounds those), so that whoever
+    fills the room keeps out large bodies alone.
+    """
+
+    def __init__(self, bytes_max: int = BODIES_BYTES_MAX) -> None:
+        self.left = bytes_max
+        """How many bytes there is room for."""
+
+    @contextlib.contextmanager
+    def one(self) -> Generator["Held"]:
+        """Hold one body as long as the block lasts."""
+        held = Held(self)
+        try:
+            yield held
+        finally:
+            held.release()
+
+
+class Held:
+    """One body that is being held."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self._size = 0
+        self._taken = 0
+
+    def grow(self, count: int) -> None:
+        """Hold ``count`` bytes more, or raise ``Unavailable``."""
+        self._size += count
+        more = max(self._size - SMALL_BODY_BYTES, 0) - self._taken
+        if more > self._bodies.left:
+            raise Unavailable("Too many large bodies are being received.", code="too-many-bodies")
+        self._bodies.left -= more
+        self._taken += more
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        self._bodies.left += self._taken
+        self._size = self._taken = 0
 
 
 def check_address(process: str, host: str, *, allow_plaintext: bool) -> None:

@@ -1,6 +1,7 @@
 """What a caller may send: wrong input is a typed 4xx that names the field, and never more than that."""
 
 import io
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ WRONG_CREATES: list[tuple[Any, str]] = [
     ({"template": "base", "env": {"": "x"}}, "env"),
     ({"template": "base", "env": {"A": 5}}, "env.A"),
     ({"template": "base", "env": {"A": "x" * (128 * 1024)}}, "env"),
+    ({"template": "base", "env": {f"A{n}": "" for n in range(2049)}}, "env"),
     ({"template": "base", "metadata": {"k": 5}}, "metadata.k"),
     ({"template": "base", "metadata": {"k": "x" * 1025}}, "metadata.k"),
     ({"template": "base", "metadata": {"k": "nul\0"}}, "metadata.k"),
@@ -123,6 +125,35 @@ async def test_environment_and_metadata_are_kept_to_the_byte(host: Host) -> None
     sandbox = await host.create(env=env, metadata=metadata)
     assert host.node.wanted[sandbox]["env"] == env
     assert (await host.http.get(f"/v1/sandboxes/{sandbox}")).json()["metadata"] == metadata
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        '{{"template": "base", {}}}',
+        '{{"template": "base", "metadata": {{{}}}}}',
+        '{{"template": "base", "env": {{{}}}}}',
+    ],
+)
+async def test_a_hundred_thousand_wrong_members_are_one_problem(host: Host, shape: str) -> None:
+    raw = shape.format(",".join(f'"k{n}":1' for n in range(75_000))).encode()
+    tracemalloc.start()
+    try:
+        answer = await host.http.post("/v1/sandboxes", content=raw)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert answer.status_code == UNPROCESSABLE, answer.text
+    assert len(answer.json()["error"]["details"]["problems"]) == 1
+    assert peak < 40 * len(raw)
+
+
+async def test_a_body_that_the_api_parses_itself_is_at_most_a_mebibyte(host: Host) -> None:
+    body = b'{"template": "base", "name": "' + b"x" * (1 << 20) + b'"}'
+    for method, path in (("POST", "/v1/sandboxes"), ("PATCH", "/v1/sandboxes/sbx"), ("POST", "/v1/keys")):
+        answer = await host.http.request(method, path, content=body)
+        assert answer.status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE, answer.text
+        assert answer.json()["error"]["details"]["limit_bytes"] == 1 << 20
 
 
 @pytest.mark.parametrize("declared", [True, False])

@@ -11,8 +11,8 @@ import pytest
 import uvicorn
 
 from space import listening
-from space.errors import HostError
-from space.listening import HEADER_BYTES_MAX, BoundedProtocol, check_address
+from space.errors import HostError, Unavailable
+from space.listening import HEADER_BYTES_MAX, SMALL_BODY_BYTES, Bodies, BoundedProtocol, check_address
 
 MIB = 1 << 20
 ENOUGH = 64 * MIB
@@ -105,6 +105,20 @@ async def test_a_body_of_any_size_comes_through_at_once_or_in_pieces(tmp_path: P
         answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 200")
     assert str(8 * MIB).encode() in answer
+
+
+def test_large_bodies_are_bounded_together_and_small_ones_are_always_taken() -> None:
+    bodies = Bodies(MIB)
+    with bodies.one() as large, bodies.one() as late, bodies.one() as small:
+        large.grow(MIB + SMALL_BODY_BYTES)
+        late.grow(SMALL_BODY_BYTES)
+        with pytest.raises(Unavailable) as refused:
+            late.grow(1)
+        assert refused.value.code == "too-many-bodies"
+        small.grow(SMALL_BODY_BYTES)
+    with bodies.one() as again:
+        for _ in range(16):
+            again.grow((MIB + SMALL_BODY_BYTES) // 16)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "192.0.2.1", "::", "example.test"])

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from space.control.control import Control
 from space.errors import Forbidden, InvalidRequest, RequestError, Unauthenticated
+from space.listening import Bodies, Held
 from space.model.project import Key, Role
 
 BODY_TIMEOUT_S = 60.0
@@ -26,11 +27,12 @@ class Access(StrEnum):
 class Guard:
     """Stands before one route: authenticates, and bounds the body."""
 
-    def __init__(self, app: ASGIApp, access: Access, body_bytes_max: int | None) -> None:
+    def __init__(self, app: ASGIApp, access: Access, body_bytes_max: int | None, bodies: Bodies) -> None:
         """``body_bytes_max`` None means that the handler streams the body and bounds it by other means."""
         self._app = app
         self._access = access
         self._body_bytes_max = body_bytes_max
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._access is not Access.PUBLIC:
@@ -39,12 +41,14 @@ class Guard:
             if self._access is Access.ADMIN and key.role is not Role.ADMIN:
                 raise Forbidden("This needs an admin's key.")
             scope["state"]["caller"] = key
-        if self._body_bytes_max is not None:
-            receive = self._bounded(scope, receive, self._body_bytes_max)
-        await self._app(scope, receive, send)
+        if self._body_bytes_max is None:
+            await self._app(scope, receive, send)
+            return
+        with self._bodies.one() as held:
+            await self._app(scope, self._bounded(scope, receive, self._body_bytes_max, held), send)
 
     @staticmethod
-    def _bounded(scope: Scope, receive: Receive, most: int) -> Receive:
+    def _bounded(scope: Scope, receive: Receive, most: int, held: Held) -> Receive:
         """Refuse a body that says it is too large, and stop reading one that turns out to be, or does not come."""
         length = header(scope, b"content-length")
         if length is not None and (not length.isdecimal() or int(length) > most):
@@ -61,9 +65,11 @@ class Guard:
             except TimeoutError as error:
                 raise RequestError("The body did not arrive in time.", code="body-timeout", field="body") from error
             whole = not message.get("more_body", False)
-            seen += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            seen += size
             if seen > most:
                 raise too_large(most)
+            held.grow(size)
             return message
 
         # The body is JSON, whatever `curl -d` says it is.

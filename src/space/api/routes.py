@@ -45,10 +45,13 @@ from space.api.schemas import (
     TemplatePage,
     Unpacked,
 )
+from space.listening import Bodies
 
 PUBLIC, MEMBER, ADMIN = Access.PUBLIC, Access.MEMBER, Access.ADMIN
 BYTES = "application/octet-stream"
 TAR = "application/x-tar"
+OWN_BODY_BYTES_MAX = 1024 * 1024
+"""Of bodies that are parsed here, in the one loop that answers everybody; those for a sandbox the node parses."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,7 @@ ROUTES: tuple[Row, ...] = (
 
 def install(app: FastAPI, body_bytes_max: int) -> None:
     """Put the table's rows into the app, each behind its guard."""
+    bodies = Bodies()
     for row in ROUTES:
         app.add_api_route(
             row.path,
@@ -174,8 +178,13 @@ def install(app: FastAPI, body_bytes_max: int) -> None:
         )
         route = cast("APIRoute", app.routes[-1])
         inner = _plain(row) or route.app
-        streamed = isinstance(row.body, str)
-        route.app = Guard(inner, row.access, None if streamed else body_bytes_max)
+        route.app = Guard(inner, row.access, _body_bytes_max(row, body_bytes_max), bodies)
+
+
+def _body_bytes_max(row: Row, most: int) -> int | None:
+    if isinstance(row.body, str):
+        return None
+    return min(most, OWN_BODY_BYTES_MAX) if row.body is None else most
 
 
 def _plain(row: Row) -> ASGIApp | None:

@@ -3,16 +3,28 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 
 from space.model.operation import OperationState
 from space.model.project import Role
 from space.model.sandbox import OnIdle, OnTimeout, Resources, State
 
+FIELDS_MAX = 64
+"""Members that an object of any request may have, known or not."""
 METADATA_PAIRS_MAX = 64
 METADATA_KEY_MAX = 128
 METADATA_VALUE_BYTES_MAX = 1024
 ENV_BYTES_MAX = 128 * 1024
+ENV_VARIABLES_MAX = 2048
+"""With a template's and a command's own ones still fewer than a guest takes."""
 SECONDS_MAX = 365 * 24 * 3600
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 DEFAULTS = Resources()
@@ -42,15 +54,28 @@ def _env(env: dict[str, str]) -> dict[str, str]:
     return env
 
 
+def _few(value: Any, most: int) -> Any:
+    """Count an object's members before looking at any.
+
+    Of a million wrong ones each would be described, which takes seconds in which nobody else is answered.
+    """
+    if isinstance(value, dict) and len(value) > most:
+        raise ValueError(f"may have at most {most} members")
+    return value
+
+
 Name = Annotated[str, StringConstraints(pattern=NAME)]
 Seconds = Annotated[float, Field(gt=0, le=SECONDS_MAX, allow_inf_nan=False)]
 MetadataKey = Annotated[str, StringConstraints(min_length=1, max_length=METADATA_KEY_MAX), AfterValidator(_without_nul)]
 Metadata = Annotated[
-    dict[MetadataKey, Annotated[str, AfterValidator(_metadata_value)]], Field(max_length=METADATA_PAIRS_MAX)
+    dict[MetadataKey, Annotated[str, AfterValidator(_metadata_value)]],
+    Field(max_length=METADATA_PAIRS_MAX),
+    BeforeValidator(lambda value: _few(value, METADATA_PAIRS_MAX)),
 ]
 Env = Annotated[
     dict[Annotated[str, AfterValidator(_variable)], Annotated[str, AfterValidator(_without_nul)]],
     AfterValidator(_env),
+    BeforeValidator(lambda value: _few(value, ENV_VARIABLES_MAX)),
 ]
 
 
@@ -58,6 +83,11 @@ class Body(BaseModel):
     """A request's body."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: Any) -> Any:
+        return _few(value, FIELDS_MAX)
 
 
 class ResourcesBody(Body):

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from space import error_wire
 from space.errors import InvalidRequest, RequestError
+from space.listening import Held
 from space.node.node import Node
 from space.node.parse import parse_object, parse_query
 
@@ -46,6 +47,7 @@ class Call:
         self.status: int | None = None
         self.local = False
         self.token_fingerprint: str | None = None
+        self._held = Held(node.bodies)
         self.receive = receive
         self.send = send
         self._query: dict[str, str] | None = None
@@ -83,11 +85,15 @@ class Call:
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 async for chunk in self.chunks():
-                    parts += chunk
-                    if len(parts) > limit:
+                    if len(parts) + len(chunk) > limit:
                         raise InvalidRequest(
-                            f"The body is larger than {limit} bytes.", code="body-too-large", field="body", limit=limit
+                            f"The body is larger than {limit} bytes.",
+                            code="body-too-large",
+                            field="body",
+                            limit_bytes=limit,
                         )
+                    self._held.grow(len(chunk))
+                    parts += chunk
         except TimeoutError as error:
             raise RequestError("The body did not arrive in time.", code="body-timeout", field="body") from error
         return bytes(parts)
@@ -118,6 +124,10 @@ class Call:
         self._gone = True
         if task is not None:
             task.cancel()
+
+    def done(self) -> None:
+        """The call is over: what it held of its body is free for others."""
+        self._held.release()
 
     # --- the answer
 

@@ -52,6 +52,7 @@ class _Http:
             log.exception("request broke", route=self._pattern, request_id=call.request_id)
             await self._fail(call, SpaceError("SPACE itself failed; its log says where."))
         finally:
+            call.done()
             self._node.metrics.answered(self._pattern, method, call.status or 500)
 
     def _endpoint(self, method: str) -> Endpoint:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Self
 
+from space.listening import Bodies
 from space.node.broker import BrokerClient
 from space.node.commands import Commands
 from space.node.events import Events
@@ -28,6 +29,7 @@ class Node:
         self.settings = settings
         self.tasks = Tasks()
         self.events = Events()
+        self.bodies = Bodies()
         self.broker = BrokerClient(settings.broker_socket)
         self.tokens = TokenVerifier(settings.node_dir / "token.pub")
         self.commands = Commands(CommandRecords(settings.node_dir / "commands"), self.tasks, settings.replay_s)
