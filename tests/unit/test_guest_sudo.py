@@ -125,6 +125,10 @@ def place() -> Iterator[Path]:
 def agent(place: Path) -> Iterator[Agent]:
     one = Agent(place / "channel", ("--sudo", str(place / "sudo")))
     one.peer().close()
+    deadline = time.monotonic() + 10
+    while not (place / "sudo").exists():
+        assert time.monotonic() < deadline, one.log()
+        time.sleep(0.01)
     yield one
     one.stop()
 

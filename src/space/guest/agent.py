@@ -46,7 +46,7 @@ def main() -> None:
     keep_freed_memory()
     options = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
     agent = Agent(source, sink, Groups(options.get("--cgroups")))
-    agent.open_sudo(options.get("--sudo"))
+    agent.sudo_path = options.get("--sudo")
     signal.set_wakeup_fd(agent.wake_fd, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -81,6 +81,9 @@ class Agent:
         self._source_paused = False
         self._retrying = False
         self._reopen_s = _REOPEN_S_MIN
+        self.sudo_path: str | None = None
+        """Where to listen for callers of ``sudo``; None: at the usual place, if the kernel has to be helped out."""
+        self._sudo_begun = False
         self.last_error = ""
         for fd in (source_fd, sink_fd):
             os.set_blocking(fd, False)
@@ -89,16 +92,6 @@ class Agent:
     def wake_fd(self) -> int:
         """Where the signal handler writes, so that ended children are noticed."""
         return self._loop.wake_fd
-
-    def open_sudo(self, path: str | None) -> None:
-        """Listen for callers of ``sudo`` at ``path``; None: at the usual place, if the kernel has to be helped out."""
-        try:
-            from space.guest import sudo
-
-            if path is not None or (os.getpid() == 1 and sudo.needed()):
-                self._processes.on_hold = sudo.Sudo(path or sudo.SOCKET, self._loop, self._processes).hold
-        except Exception as error:  # noqa: BLE001  a sandbox without sudo is better than none
-            self._on_error(error)
 
     def run(self) -> None:
         """Serve. Returns only after ``stop``."""
@@ -174,8 +167,20 @@ class Agent:
             records = [command.record(self._channel) for command in self._processes.commands.values()]
             self._channel.welcome(self._boot_id, os.getpid(), records)
             self._processes.report_exits()
+            if not self._sudo_begun:
+                self._sudo_begun = True
+                # In the round after this one: the welcome is on its way then, and nothing can have been started yet.
+                self._loop.call_soon(lambda: self._loop.call_soon(self._open_sudo))
         else:
             self._on_stream(event)
+
+    def _open_sudo(self) -> None:
+        if self.sudo_path is not None or os.getpid() == 1:
+            from space.guest import sudo
+
+            if self.sudo_path is not None or sudo.needed():
+                path = self.sudo_path or sudo.SOCKET
+                self._processes.on_hold = sudo.Sudo(path, self._loop, self._processes).hold
 
     def _on_stream(self, event: Event) -> None:
         """Something happened to a stream, which is one of a file or else of a command."""

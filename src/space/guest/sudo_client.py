@@ -168,11 +168,7 @@ def _run(call: Call, path: str) -> int:
     connection.connect(path)
     kind, payload, _ = receive(connection)
     if kind == HELLO:
-        here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        message = len(body).to_bytes(4, "big") + body
-        files = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (0, 1, 2, here))
-        sent = connection.sendmsg([message], [(SOL_SOCKET, SCM_RIGHTS, files)])
-        connection.sendall(message[sent:])
+        _send(connection, len(body).to_bytes(4, "big") + body)
         kind, payload, master = receive(connection)
         if kind == STARTED:
             for number in FORWARDED:
@@ -182,6 +178,16 @@ def _run(call: Call, path: str) -> int:
         return _end_as(int.from_bytes(payload, "big"))
     _complain(payload.decode("utf-8", "replace") if kind == REFUSED else "the sandbox's agent is gone")
     return 1
+
+
+def _send(connection: socket, message: bytes) -> None:
+    here = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    files = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (0, 1, 2, here))
+    try:
+        sent = connection.sendmsg([message], [(SOL_SOCKET, SCM_RIGHTS, files)])
+        connection.sendall(message[sent:])
+    except OSError:
+        pass  # Refused before it was all read; the reason is there to be received.
 
 
 def receive(connection: socket) -> tuple[bytes, bytes, int]:
