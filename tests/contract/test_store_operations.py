@@ -7,9 +7,10 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from space.model.ids import new_id
 from space.model.operation import Operation, OperationState
 from space.model.project import Project
-from space.model.sandbox import Failure
+from space.model.sandbox import Failure, State
 from space.store import operations, sandboxes
 from space.store.database import Database
 from tests.stores import NOW, operation_of, sandbox_of
@@ -45,6 +46,37 @@ async def with_operations(store: Database, project: Project, *wanted: dict[str, 
 
     await store.write(record)
     return made
+
+
+async def test_operations_that_ended_long_ago_and_too_many_are_swept_but_for_a_sandboxs_last(
+    store: Database, project: Project
+) -> None:
+    ended: dict[str, Any] = {"state": OperationState.SUCCEEDED, "finished_at": NOW}
+    made = await with_operations(store, project, *[ended] * 5, {"state": OperationState.RUNNING})
+    last = sandbox_of(project, state=State.STOPPED, operation_id=(of_last := new_id("op")))
+    tombstone = sandbox_of(project, state=State.DELETED)
+    stay = [operation_of(last, **ended, id=of_last), operation_of(tombstone, **ended)]
+
+    def record(connection: Connection) -> None:
+        for sandbox in (last, tombstone):
+            sandboxes.add(connection, sandbox)
+        for operation in stay:
+            operations.add(connection, operation)
+
+    async def left() -> set[str]:
+        found = await store.read(
+            lambda c: operations.page(c, project.id, sandbox_id=None, states=(), after=None, limit=20)
+        )
+        return {operation.id for operation in found}
+
+    await store.write(record)
+    always = {made[5].id, *(operation.id for operation in stay)}
+    await store.write(lambda c: operations.sweep(c, NOW, 6))
+    assert await left() == {o.id for o in made} | always
+    await store.write(lambda c: operations.sweep(c, NOW, 3))
+    assert await left() == {o.id for o in made[2:]} | always
+    await store.write(lambda c: operations.sweep(c, NOW + timedelta(seconds=1), 3))
+    assert await left() == always
 
 
 async def claim(store: Database, owner: str, limit: int = 100, **more: Any) -> list[str]:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from space.model.ids import new_id
 from space.model.project import Key, Project, Role
-from space.model.sandbox import State
+from space.model.sandbox import Sandbox, State
 from space.model.template import Reference, Template
 from space.store import commands, events, idempotency, keys, operations, projects, sandboxes, tables, templates
 from space.store.commands import CommandRow
@@ -134,6 +134,37 @@ async def test_swept_tombstones_take_everything_of_theirs_along(store: Database,
             lambda c, t=table: c.execute(sqlalchemy.select(sqlalchemy.func.count()).select_from(t)).scalar_one()
         )
         assert count == 0
+
+
+async def test_old_commands_and_too_many_are_swept_but_for_those_that_are_spared(
+    store: Database, project: Project
+) -> None:
+    sandbox, neighbour = sandbox_of(project, state=State.RUNNING), sandbox_of(project, state=State.RUNNING)
+    made = [
+        CommandRow(new_id("cmd"), project.id, of.id, {"state": "ended"}, NOW + timedelta(seconds=n))
+        for of in (sandbox, neighbour)
+        for n in range(6)
+    ]
+
+    def record(connection: Connection) -> None:
+        for one in (sandbox, neighbour):
+            sandboxes.add(connection, one)
+        for command in made:
+            commands.add(connection, command)
+
+    async def left(of: Sandbox) -> list[CommandRow]:
+        return (await store.read(lambda c: commands.page(c, of.id, after=None, limit=10)))[::-1]
+
+    await store.write(record)
+    both = {sandbox.id, neighbour.id}
+    assert await store.read(lambda c: commands.to_be_swept(c, NOW, 6)) == set()
+    assert await store.read(lambda c: commands.to_be_swept(c, NOW + timedelta(seconds=1), 6)) == both
+    assert await store.read(lambda c: commands.to_be_swept(c, NOW, 5)) == both
+    await store.write(lambda c: commands.sweep(c, sandbox.id, NOW + timedelta(seconds=2), 6, besides={made[0].id}))
+    assert await left(sandbox) == [made[0], *made[2:6]]
+    await store.write(lambda c: commands.sweep(c, sandbox.id, NOW, 2, besides={made[0].id}))
+    assert await left(sandbox) == [made[0], *made[4:6]]
+    assert await left(neighbour) == made[6:]
 
 
 async def test_commands_belong_to_sandboxes_that_are_there(store: Database, project: Project) -> None:

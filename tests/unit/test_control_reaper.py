@@ -300,6 +300,22 @@ async def test_tombstones_are_kept_for_a_day_for_their_operations(host: Host) ->
     assert await listed() == 0
 
 
+async def test_commands_are_kept_for_a_day_and_as_long_as_the_node_has_them(host: Host) -> None:
+    sandbox = await host.create()
+    path = f"/v1/sandboxes/{sandbox}/commands"
+    going_on, forgotten = [(await host.http.post(path, json={"argv": ["x"]})).json()["command"]["id"] for _ in range(2)]
+
+    async def listed() -> set[str]:
+        return {item["id"] for item in (await host.http.get(path)).json()["items"]}
+
+    del host.node.commands[forgotten]
+    await reaper.sweep_commands(host.control)
+    assert await listed() == {going_on, forgotten}
+    host.clock.move(25 * 3600)
+    await reaper.sweep_commands(host.control)
+    assert await listed() == {going_on}
+
+
 async def test_names_of_no_template_do_not_become_calls_of_the_node(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

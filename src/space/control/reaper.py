@@ -14,7 +14,7 @@ from space.control.once import KEPT
 from space.control.usage import SAMPLE_S
 from space.errors import SpaceError
 from space.model.sandbox import Sandbox, State
-from space.store import events, idempotency, sandboxes
+from space.store import commands, events, idempotency, operations, sandboxes
 
 log = structlog.get_logger(__name__)
 
@@ -28,6 +28,9 @@ RECONNECT_S = 0.5
 DUE_AT_ONCE = 50
 TOMBSTONES_KEPT = timedelta(hours=24)
 EVENTS_KEPT = timedelta(hours=24)
+# Of a sandbox that lives: what has ended is told for so long, and no more of it than so much.
+ENDED_KEPT = timedelta(hours=24)
+ENDED_MAX = 10_000
 
 
 class Reaper:
@@ -48,6 +51,7 @@ class Reaper:
                 (control.keyring.note_used, KEYS_EVERY_S),
                 (lambda: delete_again(control), DELETE_AGAIN_EVERY_S),
                 (lambda: sweep(control), SWEEP_EVERY_S),
+                (lambda: sweep_commands(control), SWEEP_EVERY_S),
             ):
                 group.create_task(_forever(step, every_s))
 
@@ -85,15 +89,28 @@ async def sample_usage(control: Control) -> None:
 
 
 async def sweep(control: Control) -> None:
-    """Remove tombstones, events and idempotency keys that are older than they are kept."""
+    """Remove what is older than it is kept: tombstones, events, idempotency keys, and operations that have ended."""
     now = control.now()
 
     def record(connection: Connection) -> None:
         idempotency.sweep(connection, now - KEPT)
         events.sweep(connection, now - EVENTS_KEPT)
         sandboxes.sweep(connection, now - TOMBSTONES_KEPT)
+        operations.sweep(connection, now - ENDED_KEPT, ENDED_MAX)
 
     await control.store.write(record)
+
+
+async def sweep_commands(control: Control) -> None:
+    """Remove commands that are older than they are kept, or too many, once the node has forgotten them, too."""
+    before = control.now() - ENDED_KEPT
+    for sandbox in await control.store.read(lambda connection: commands.to_be_swept(connection, before, ENDED_MAX)):
+        known = {str(shown.get("id")) for shown in await control.node.commands(sandbox)}
+        await control.store.write(
+            lambda connection, of=sandbox, besides=known: commands.sweep(
+                connection, of, before, ENDED_MAX, besides=besides
+            )
+        )
 
 
 async def _forever(step: Callable[[], Awaitable[None]], every_s: float) -> None:

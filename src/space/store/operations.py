@@ -4,13 +4,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields, replace
 from datetime import datetime
 
-from sqlalchemy import Connection, RowMapping, and_, bindparam, func, insert, literal, or_, select, update
+from sqlalchemy import Connection, RowMapping, and_, bindparam, delete, func, insert, literal, or_, select, update
 
-from space.model.operation import Operation, OperationState
-from space.model.sandbox import Failure
+from space.model.operation import FINISHED, Operation, OperationState
+from space.model.sandbox import Failure, State
 from space.store.paging import Position, newest_first
 from space.store.rows import arguments
-from space.store.tables import Time, operations
+from space.store.tables import Time, operations, sandboxes
 
 _NAMES = tuple(field.name for field in fields(Operation))
 _COLUMNS = [operations.c[name] for name in _NAMES]
@@ -156,6 +156,28 @@ def finish(
     }
     row = connection.execute(_FINISH, found | values).mappings().one_or_none()
     return None if row is None else _operation(row)
+
+
+def sweep(connection: Connection, before: datetime, each_max: int) -> None:
+    """Remove operations that ended before ``before``, and of each sandbox all that have ended but its newest.
+
+    The last operation of a sandbox stays as long as the sandbox, and all of a deleted one until it is swept itself.
+    """
+    place = func.row_number().over(
+        partition_by=operations.c.sandbox_id, order_by=(operations.c.created_at.desc(), operations.c.id.desc())
+    )
+    ended = (
+        select(operations.c.id, operations.c.finished_at, place.label("place"))
+        .join(sandboxes, sandboxes.c.id == operations.c.sandbox_id)
+        .where(
+            operations.c.state.in_(sorted(FINISHED)),
+            sandboxes.c.state != State.DELETED,
+            sandboxes.c.operation_id.is_distinct_from(operations.c.id),
+        )
+        .subquery()
+    )
+    old = select(ended.c.id).where(or_(ended.c.finished_at < before, ended.c.place > each_max))
+    connection.execute(delete(operations).where(operations.c.id.in_(old)))
 
 
 def _operation(row: RowMapping) -> Operation:
