@@ -38,6 +38,7 @@ class BtrfsDisks:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if mount_kind(self._directory) != "btrfs":
             await self._mount()
+        # SAFETY: on the file system that the store lies on; it makes the kernel count and forbids nothing by itself.
         await programs.check(["btrfs", "quota", "enable", str(self._directory)], timeout_s=PROGRAM_S)
         for directory in (self._templates, self._machines):
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -75,6 +76,7 @@ class BtrfsDisks:
         # SAFETY: both paths are under the store, made of a digest and an id that matched their patterns.
         await programs.check(["btrfs", "subvolume", "snapshot", str(template), str(path)], timeout_s=PROGRAM_S)
         # The limit counts what the template brings along, so that comes on top of what the guest may add.
+        # SAFETY: two whole numbers, checked as fields of the request and of the template's record; our own subvolume.
         limit = str(template_bytes + disk_mib * _MIB)
         await programs.check(["btrfs", "qgroup", "limit", limit, str(path)], timeout_s=PROGRAM_S)
         return path
@@ -116,6 +118,7 @@ class BtrfsDisks:
             temporary.touch(mode=0o600)
             with temporary.open("wb") as file:
                 file.truncate(self._size_mib * _MIB)
+            # SAFETY: a regular file just made in root's own directory; an image in use has another name.
             # One copy of the metadata: the file system below is where redundancy belongs.
             await programs.check(["mkfs.btrfs", "-q", "-m", "single", str(temporary)], timeout_s=PROGRAM_S)
             temporary.rename(self._image)
@@ -166,6 +169,7 @@ class BtrfsDisks:
         living = {f"0/{line.split()[1]}" for line in output.decode().splitlines()} | {"0/5"}
         for row in await self._groups():
             if row[0] not in living:
+                # SAFETY: a group that the kernel itself has listed and whose subvolume it does not.
                 await programs.run(["btrfs", "qgroup", "destroy", row[0], str(self._directory)], timeout_s=PROGRAM_S)
 
 

@@ -224,6 +224,8 @@ def _harden(interface: str) -> None:
         v6 / "accept_redirects": "0",
         v6 / "autoconf": "0",
     }
+    # SAFETY: the interface's name is made of the instance and a number, so each path is a knob of our own link; every
+    # value only takes something away.
     for knob, value in knobs.items():
         with suppress(FileNotFoundError):  # a host without IPv6 has none of these, and then no IPv6 to guard
             knob.write_text(value)

@@ -60,6 +60,7 @@ class OverlayDisks:
         (directory / "template").write_text(template.name)
         with (image := directory / "layer.ext4").open("wb") as file:
             file.truncate((disk_mib + _OVERHEAD_MIB) * _MIB)
+        # SAFETY: a regular file just made in root's own directory; nothing that was there is formatted.
         words = ["mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=1", str(image)]
         await programs.check(words, timeout_s=PROGRAM_S)
         return await self.attach(machine_id)
@@ -112,6 +113,8 @@ class OverlayDisks:
         return {path.name for path in self._templates.iterdir() if path.name.startswith(".")}
 
     async def _mount(self, kind: str, options: str, source: Path, target: Path) -> None:
+        # SAFETY: callers pass fixed kinds and paths below the store, whose directories are root's alone, so no part of
+        # them is a link made by others; every mount is without device nodes and set-uid programs.
         finished = await programs.run(
             ["mount", "-t", kind, "-o", options, str(source), str(target)], timeout_s=PROGRAM_S
         )

@@ -43,6 +43,8 @@ async def unmount(settings: Settings) -> None:
         found = journal.read_all()
         for entry in found.entries.values():
             await _end(host, journal, entry)
+        # SAFETY: the lock says that no broker runs. What is ended and removed is what the journal records and what
+        # bears the instance's name; directories are the settings' own, which root alone may write into.
         for name in host.cgroups.known():
             await host.cgroups.remove(name)
         host.cgroups.remove_all()
@@ -56,6 +58,7 @@ async def unmount(settings: Settings) -> None:
 
 
 async def _end(host: Host, journal: Journal, entry: Entry) -> None:
+    # SAFETY: the journal, root's alone, names a process with its start time, so a recycled pid is not hit.
     if entry.process and not await processes.kill(entry.process, KILL_S):
         raise HostError("A machine's process does not end.", code="machine-stuck", machine=entry.machine)
     await host.release(entry, None)
