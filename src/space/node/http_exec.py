@@ -10,6 +10,7 @@ import base64
 import json
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from space.errors import SpaceError
@@ -17,6 +18,7 @@ from space.model.command import CommandSpec, Exit
 from space.node.call import JSON_TYPE, MIB, NDJSON_TYPE, BrokenOff, Call, ClientGone
 from space.node.guests import Guest
 from space.node.ndjson import answering
+from space.node.overdue import overdue
 from space.node.parse import parse_exec
 from space.node.readers import Chunk
 from space.node.runs import Capture, Relay, Run
@@ -42,8 +44,9 @@ async def _collect(call: Call, guest: Guest, spec: CommandSpec, stdin: bytes | N
         running = Run(guest, spec, stdin, capture.take)
         await _start(call, running)
         try:
-            async with call.while_connected():
-                end = await running.wait()
+            with _on_time(call, running, spec):
+                async with call.while_connected():
+                    end = await running.wait()
         except (ClientGone, asyncio.CancelledError):
             running.kill()
             raise
@@ -55,16 +58,31 @@ async def _stream(call: Call, guest: Guest, spec: CommandSpec, stdin: bytes | No
     running = Run(guest, spec, stdin, relay.take)
     await _start(call, running)
     try:
-        async with call.while_connected(), answering(call) as lines:
-            while isinstance(item := await relay.follow(running), Chunk):
-                line = lines.encode(item)
-                if line:
-                    await call.write(line)
-                running.done(item.stream, item.offset + len(item.data))
-            await call.write(lines.encode(item))
+        with _on_time(call, running, spec, relay):
+            await _relay(call, running, relay)
     except (ClientGone, BrokenOff, SpaceError, asyncio.CancelledError):
         running.kill()
         raise
+
+
+async def _relay(call: Call, running: Run, relay: Relay) -> None:
+    async with call.while_connected(), answering(call) as lines:
+        while isinstance(item := await relay.follow(running), Chunk):
+            line = lines.encode(item)
+            if line:
+                await call.write(line)
+            running.done(item.stream, item.offset + len(item.data))
+        await call.write(lines.encode(item))
+
+
+def _on_time(call: Call, running: Run, spec: CommandSpec, relay: Relay | None = None) -> AbstractContextManager[None]:
+    """Give the run up as lost when its guest does not end it in time. A client that reads slowly is waited for."""
+    node, sandbox = call.node, call.params["sandbox"]
+
+    def due() -> bool:
+        return node.machines.runs(sandbox) and not (relay is not None and relay.waiting)
+
+    return overdue(spec.timeout_s, due, lambda: node.commands.give_up_run(running))
 
 
 async def _start(call: Call, running: Run) -> None:

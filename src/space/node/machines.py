@@ -93,6 +93,11 @@ class Machines:
             machine.clients -= 1
             machine.active_at = time.time()
 
+    def runs(self, machine_id: str) -> bool:
+        """Whether the machine runs, so that time passes in it."""
+        machine = self._machines.get(machine_id)
+        return machine is not None and machine.state == "running"
+
     def guest(self, machine_id: str) -> Guest:
         """Return the guest of a running, ready machine.
 

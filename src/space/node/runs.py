@@ -225,6 +225,11 @@ class Relay:
         self._changed.set()
         return False
 
+    @property
+    def waiting(self) -> bool:
+        """Whether output is there that was not taken yet."""
+        return bool(self._pieces)
+
     async def follow(self, run: Run) -> Chunk | Exited:
         """Return the next output, or how the run ended once there is no more. Then call ``run.done`` for it."""
         run.when_ended(self._changed.set)
