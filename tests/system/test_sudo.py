@@ -54,6 +54,8 @@ def test_a_user_outside_the_group_is_refused(api: Api, sandbox: str) -> None:
     result = api.exec(sandbox, "sudo id -u", user="bob", cwd="/")
     assert (result["exit"]["code"], result["stdout"]) == (1, "")
     assert "not in the group sudo" in result["stderr"]
+    pretended = api.exec(sandbox, "unshare --user --map-root-user sh -c 'id -u; sudo id -u'", user="bob", cwd="/")
+    assert (pretended["exit"]["code"], pretended["stdout"]) == (1, "0\n")
     api.output(sandbox, "usermod --append --groups sudo bob", user="root")
     assert api.output(sandbox, "sudo id -u", user="bob", cwd="/") == "0\n"
 

@@ -203,6 +203,20 @@ def test_signals_are_forwarded(path: Path) -> None:
         assert running.wait(10) == 5
 
 
+def test_what_the_caller_ignores_is_not_forwarded(path: Path) -> None:
+    """``nohup sudo …`` outlives the terminal."""
+    words = client(path, "sh", "-c", "echo ready; read x; echo $x")
+    ignoring = "import os, signal, sys; signal.signal(1, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    with subprocess.Popen(
+        [sys.executable, "-c", ignoring, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        running.send_signal(signal.SIGHUP)
+        assert running.communicate("on\n", timeout=10)[0] == "on\n"
+        assert running.returncode == 0
+
+
 def test_a_program_whose_caller_is_killed_ends(path: Path) -> None:
     script = "trap '' TERM HUP; echo $$; while :; do sleep 0.05; done"
     with subprocess.Popen(client(path, "sh", "-c", script), stdout=subprocess.PIPE, text=True) as running:

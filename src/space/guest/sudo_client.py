@@ -8,7 +8,7 @@ side, which decides and starts the program, is ``sudo``.
 import os
 import select
 import sys
-from _signal import SIG_DFL, signal  # pyright: ignore[reportMissingImports]  what the module signal wraps
+from _signal import SIG_DFL, SIG_IGN, getsignal, signal  # pyright: ignore[reportMissingImports]  what the module signal wraps
 from _socket import AF_UNIX, CMSG_SPACE, SCM_RIGHTS, SOCK_CLOEXEC, SOCK_STREAM, SOL_SOCKET, socket
 
 TYPE_CHECKING = False
@@ -168,11 +168,11 @@ def _run(call: Call, path: str) -> int:
     connection.connect(path)
     kind, payload, _ = receive(connection)
     if kind == HELLO:
+        signals = _Signals(connection)
         _send(connection, len(body).to_bytes(4, "big") + body)
         kind, payload, master = receive(connection)
         if kind == STARTED:
-            for number in FORWARDED:
-                signal(number, lambda number, _frame: _forward(connection, number))
+            signals.let_go()
             kind, payload = _relay(connection, master) if master >= 0 else receive(connection)[:2]
     if kind == ENDED:
         return _end_as(int.from_bytes(payload, "big"))
@@ -202,11 +202,29 @@ def receive(connection: socket) -> tuple[bytes, bytes, int]:
     return head[:1], payload, fd
 
 
-def _forward(connection: socket, number: int) -> None:
-    try:
-        connection.send(bytes([number]))
-    except OSError:
-        pass  # The program's end is on its way.
+class _Signals:
+    """From now on signals are the program's. Those that come before it is started are kept for it."""
+
+    def __init__(self, connection: socket) -> None:
+        self._connection = connection
+        self._started = False
+        self._waiting: list[int] = []
+        for number in FORWARDED:
+            if getsignal(number) != SIG_IGN:  # As under nohup.
+                signal(number, self._on_signal)
+
+    def let_go(self) -> None:
+        self._started = True
+        try:
+            while self._waiting:
+                self._connection.send(bytes([self._waiting.pop(0)]))
+        except OSError:
+            pass  # The program's end is on its way.
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._waiting.append(number)
+        if self._started:
+            self.let_go()
 
 
 def _terminal() -> tuple[tuple[int, int] | None, str]:
