@@ -317,7 +317,7 @@ class Machines:
     async def note_exit(self, entry: Entry) -> None:
         """Under the lock held: the machine has ended. Its cause is written down before the evidence is removed."""
         cause = self.cause(entry)
-        log.info("machine exited", machine=entry.machine, cause=cause)
+        log.info("machine-exited", machine=entry.machine, cause=cause)
         self.write(entry.to(entry.phase, cause=cause))
         await self.rest_without_process(entry, Phase.EXITED, cause)
 
@@ -353,7 +353,7 @@ class Machines:
             async with asyncio.timeout(UNDO_S):
                 await work
         except Exception:
-            log.exception("undo failed")
+            log.exception("undo-failed")
 
     def _ended(self, machine_id: str, process: Process) -> None:
         self._watches.pop(machine_id, None)
@@ -364,7 +364,7 @@ class Machines:
         try:
             await self.exited(machine_id, process)
         except Exception:
-            log.exception("exit not noted", machine=machine_id)
+            log.exception("exit-not-noted", machine=machine_id)
 
     def _entry(self, machine_id: str) -> Entry:
         try:

@@ -40,13 +40,13 @@ async def recover(machines: Machines, drivers: dict[str, Driver]) -> None:
                 async with machines.locked(entry.machine, SETTLE_S):
                     await settle(machines, entry)
             except SpaceError as error:
-                log.warning("machine not settled", machine=entry.machine, code=error.code, message=error.message)
+                log.warning("machine-not-settled", machine=entry.machine, code=error.code, message=error.message)
 
     async with asyncio.TaskGroup() as group:
         for entry in found.entries.values():
             group.create_task(one(entry))
     if found.damaged:
-        log.error("journals damaged, their machines are left alone", machines=sorted(found.damaged))
+        log.error("journals-damaged", machines=sorted(found.damaged))
     await sweep(machines, drivers, found.damaged)
 
 

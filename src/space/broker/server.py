@@ -92,7 +92,7 @@ class Broker:
             try:
                 await recovery.recover(machines, self._drivers)
                 server = await self._listen(account, machines, tasks, connections, working)
-                log.info("broker serves", instance=settings.instance, machines=len(machines.entries))
+                log.info("broker-serves", instance=settings.instance, machines=len(machines.entries))
                 async with server:
                     yield machines
             finally:
@@ -146,7 +146,7 @@ class Broker:
         except SpaceError as error:
             return {"id": requests.number_of(line) if number is None else number, "error": error_wire.render(error)}
         except Exception:
-            log.exception("request failed", request=number)
+            log.exception("request-failed", request=number)
             failure = SpaceError("The broker could not do that; its log says why.")
             return {"id": number, "error": error_wire.render(failure)}
 
@@ -285,7 +285,7 @@ def _may_speak(writer: asyncio.StreamWriter, account: Account) -> bool:
     peer = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
     uid = _PEER.unpack(peer)[1]
     if uid not in {0, account.uid}:
-        log.warning("connection refused", uid=uid)
+        log.warning("connection-refused", uid=uid)
         return False
     return True
 

@@ -120,7 +120,7 @@ async def check(argv: Sequence[str], *, timeout_s: float, stdin: bytes | int = s
     """Run to the end and return standard output; raise `HostError` unless the status is 0."""
     finished = await run(argv, timeout_s=timeout_s, stdin=stdin)
     if finished.status:
-        log.warning("program failed", argv=list(argv), status=finished.status, complaint=finished.complaint)
+        log.warning("program-failed", argv=list(argv), status=finished.status, complaint=finished.complaint)
         raise HostError(f"{Path(argv[0]).name} failed with status {finished.status}.", code="program-failed")
     return finished.output
 

@@ -51,7 +51,7 @@ class Commands:
                 session = self._sessions[record.id] = Session(record, records, self._grown)
                 self._kept[record.sandbox_id] += session.kept_bytes
             except SpaceError as error:
-                log.warning("a command's output is damaged; removed", command=record.id, error=error.message)
+                log.warning("command-output-damaged", command=record.id, error=error.message)
                 records.remove(record.id)
 
     # --- sessions

@@ -276,7 +276,7 @@ class Guest:
         except BlockingIOError:
             return
         except OSError as error:
-            log.warning("channel cannot be read", machine=self.machine, error=error.strerror)
+            log.warning("channel-unreadable", machine=self.machine, error=error.strerror)
             count = 0
         if count == 0:
             self._lose("machine-exited", MachineLost("The sandbox's machine has ended."))
@@ -339,7 +339,7 @@ class Guest:
             asyncio.get_running_loop().add_writer(self._in, self._on_writable)
         except OSError:
             # The reader is gone; the end of `out` follows and tells the rest.
-            log.info("channel cannot be written", machine=self.machine)
+            log.info("channel-unwritable", machine=self.machine)
 
     def _on_writable(self) -> None:
         asyncio.get_running_loop().remove_writer(self._in)
@@ -427,7 +427,7 @@ class Guest:
         """Greet again, which costs the guest its transfers but no command; too often, and it is given up."""
         now = time.monotonic()
         self._out_of_step = [at for at in self._out_of_step if now - at < OUT_OF_STEP_PERIOD_S] + [now]
-        log.warning("guest out of step", machine=self.machine, times=len(self._out_of_step))
+        log.warning("guest-out-of-step", machine=self.machine, times=len(self._out_of_step))
         if len(self._out_of_step) > OUT_OF_STEP_MAX:
             self._lose(
                 "protocol-violation",

@@ -49,7 +49,7 @@ class _Http:
         except (ClientGone, ClientDisconnect, BrokenOff):
             call.status = call.status or 499
         except Exception:
-            log.exception("request broke", route=self._pattern, request_id=call.request_id)
+            log.exception("request-broke", route=self._pattern, request_id=call.request_id)
             await self._fail(call, SpaceError("SPACE itself failed; its log says where."))
         finally:
             call.done()
@@ -64,7 +64,7 @@ class _Http:
     async def _fail(self, call: Call, error: SpaceError) -> None:
         """Answer with the error; an answer that has begun is left unfinished, so that the server closes it."""
         if call.status is not None:
-            log.info("answer broken off", route=self._pattern, code=error.code, request_id=call.request_id)
+            log.info("answer-broken-off", route=self._pattern, code=error.code, request_id=call.request_id)
             return
         headers = {"retry-after": "1"} if error.retryable or error.code in _PASSING else {}
         if error.code == "method-not-allowed":
@@ -92,7 +92,7 @@ class _WebSocket:
         except SpaceError as error:
             await self._refuse(call, error)
         except OSError:
-            log.debug("client gone", route=self._pattern)
+            log.debug("client-gone", route=self._pattern)
         finally:
             self._node.metrics.answered(self._pattern, "WS", call.status or 101)
 

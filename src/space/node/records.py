@@ -96,7 +96,7 @@ class CommandRecords:
             try:
                 record = _record(json.loads((home / RECORD).read_bytes()))
             except (OSError, ValueError, TypeError, KeyError) as error:
-                log.warning("a command's record is not whole; removed", command=home.name, error=str(error))
+                log.warning("command-record-damaged", command=home.name, error=str(error))
                 shutil.rmtree(home, ignore_errors=True)
             else:
                 yield record

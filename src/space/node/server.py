@@ -43,7 +43,7 @@ def trusting(uids: frozenset[int]) -> type[BoundedProtocol]:
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
             if peer_uid(transport) not in uids:
-                log.warning("a stranger connected to the node's socket")
+                log.warning("stranger-refused")
                 transport.abort()
 
     return TrustingProtocol
@@ -87,7 +87,7 @@ async def serve(settings: Settings) -> None:
             async with asyncio.TaskGroup() as group:
                 group.create_task(local.serve(sockets=[unix]))
                 group.create_task(public.serve(sockets=[tcp]))
-                log.info("node serves", socket=str(settings.node_socket), host=settings.node_host)
+                log.info("node-serves", socket=str(settings.node_socket), host=settings.node_host)
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)

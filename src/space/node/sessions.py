@@ -232,7 +232,7 @@ class Session:
         """Nothing to do: the exit record says that all streams have ended."""
 
     def on_reset(self, number: int, error: SpaceError) -> None:
-        log.debug("stream of a command reset", command=self.id, number=number, code=error.code)
+        log.debug("command-stream-reset", command=self.id, number=number, code=error.code)
         if self._stdin is not None and number == self._numbers.get(STDIN):
             self._stdin.close()
         if self._by_number(number) is not None:
@@ -356,7 +356,7 @@ class Session:
         self._wake()
 
     def _fail(self, error: SpaceError) -> None:
-        log.error("command given up", command=self.id, code=error.code, error=error.message)
+        log.error("command-given-up", command=self.id, code=error.code, error=error.message)
         if self._guest is not None:
             self._guest.tell("signal", {"id": self.id, "signal": 9, "tree": True})
         self._error = error

@@ -41,6 +41,6 @@ class Tasks:
         if task.cancelled() or (error := task.exception()) is None:
             return
         if isinstance(error, SpaceError):
-            log.info("background task could not do its work", task=task.get_name(), code=error.code)
+            log.info("task-failed", task=task.get_name(), code=error.code)
         else:
-            log.error("background task failed", task=task.get_name(), exc_info=error)
+            log.error("task-broke", task=task.get_name(), exc_info=error)

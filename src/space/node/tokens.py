@@ -52,7 +52,7 @@ class TokenVerifier:
             try:
                 self._key = _parse_key(path.read_bytes())
             except InvalidRequest as error:
-                log.warning("kept key is damaged", reason=error.message)
+                log.warning("token-key-damaged", reason=error.message)
 
     @property
     def has_key(self) -> bool:

@@ -110,7 +110,7 @@ class GVisorDriver:
         if message := await self._command(machine_id, *argv, timeout_s=CHECKPOINT_S):
             if (await self.inspect(machine_id)).state is MachineState.ABSENT:
                 raise MachineLost
-            log.warning("checkpoint failed", machine=machine_id, reason=message)
+            log.warning("checkpoint-failed", machine=machine_id, reason=message)
             if any(text in message.lower() for text in _NO_SPACE) or _is_full(image):
                 raise HostFull("There is no room for the machine's memory image.", code="snapshot-store-full")
             raise HostError("The machine's memory image could not be written.", code="checkpoint-failed")
@@ -237,7 +237,7 @@ class GVisorDriver:
         """Run a verb; return why it failed, or "" when the machine is in the state wanted."""
         message = await self._command(machine_id, verb, machine_id, timeout_s=CONTROL_S)
         if message:
-            log.warning("runsc failed", verb=verb, machine=machine_id, reason=message)
+            log.warning("runsc-failed", verb=verb, machine=machine_id, reason=message)
             observed = (await self.inspect(machine_id)).state
             if observed is MachineState.ABSENT:
                 raise MachineLost
