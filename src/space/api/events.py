@@ -14,7 +14,7 @@ from space.api.proxy import until_gone
 from space.control import events
 from space.control.control import Control
 from space.errors import InvalidRequest, LimitExceeded
-from space.model.project import Event
+from space.model.event import Event
 
 STREAMS_MAX = 500
 NUMBER_DIGITS_MAX = 18

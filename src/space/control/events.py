@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 
 from space.control.control import Control
-from space.model.project import Event
+from space.model.event import Event
 from space.store import events
 
 BATCH = 200

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
 
 class Role(StrEnum):
@@ -32,14 +31,3 @@ class Key:
     created_at: datetime
     last_used_at: datetime | None = None
     revoked_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened in a project. ``number`` counts from 1 without gaps, per project."""
-
-    project_id: str
-    number: int
-    kind: str
-    data: dict[str, Any]
-    created_at: datetime

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
-from space.model.project import Event
+from space.model.event import Event
 from space.store.tables import events, projects
 
 # Statements are built once: building one takes longer than SQLite takes to carry it out.
