@@ -74,7 +74,7 @@ class Shares:
         except OSError:
             return
         try:
-            os.write(fd, str(limit).encode())
+            os.write(fd, b"%d\n" % limit)
         except OSError:
             pass
         finally:
