@@ -52,8 +52,8 @@ def main() -> int:
             suite.measure_pause(report, api, raw, options.rounds)
         if "suspend" in chosen:
             suite.measure_suspend(report, api, raw, options.rounds)
-    if "streams" in chosen:
-        suite.measure_streams(report, options.size_mib)
+        if "streams" in chosen:
+            suite.measure_streams(report, raw, options.size_mib)
     if "many" in chosen:
         suite.measure_memory_and_burst(report, api, options.many)
     if "others" in chosen:

@@ -104,6 +104,19 @@ class RawRunsc:
     def exec_true(self) -> float:
         return run(*self._command("exec", self.id, "/bin/true"))
 
+    def stdout_mib_per_s(self, argv: list[str], size_mib: int) -> float:
+        """Run a program that prints ``size_mib`` MiB, and return how fast they came out of ``runsc exec``."""
+        start = time.perf_counter()
+        command = self._command("exec", self.id, *argv)
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as program:
+            assert program.stdout
+            got = 0
+            while chunk := program.stdout.read(1024 * 1024):
+                got += len(chunk)
+        if got != size_mib * 1024 * 1024:
+            raise RuntimeError(f"runsc exec: {got} bytes arrived")
+        return size_mib / (time.perf_counter() - start)
+
     def checkpoint(self) -> float:
         shutil.rmtree(self.image, ignore_errors=True)
         took = run(*self._command("checkpoint", "-compression=none", f"-image-path={self.image}", self.id))
