@@ -175,15 +175,17 @@ class Machines:
         async with self._turn(machine_id, "suspending") as (machine, phases):
             was_paused = await self._thaw(machine, phases)
             guest = machine.guest
-            if guest is not None:
-                self._records.note(machine_id, SUSPENDING)
-                await guest.request("quiesce", timeout_s=QUIESCE_S)
-                phases.mark("quiesce")
-                guest.detach()
             try:
+                if guest is not None:
+                    self._records.note(machine_id, SUSPENDING)
+                    await guest.request("quiesce", timeout_s=QUIESCE_S)
+                    phases.mark("quiesce")
+                    guest.detach()
                 phases.add(await self._broker.call("suspend", timeout_s=IMAGE_S, machine=machine_id))
             except SpaceError:
                 if guest is not None:
+                    # A guest that is only slow quiesces yet, and then says nothing before it is greeted anew.
+                    guest.detach()
                     await self._unsuspend(machine, phases, pause=was_paused)
                 raise
             phases.mark("suspend")
