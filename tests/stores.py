@@ -34,7 +34,7 @@ def postgres_server() -> Iterator[Path]:
 async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A fresh and empty database."""
     if request.param == "sqlite":
-        return f"sqlite+aiosqlite:///{tmp_path / 'store.db'}"
+        return f"sqlite:///{tmp_path / 'store.db'}"
     directory: Path = request.getfixturevalue("postgres_server")
     name = f"t{next(_numbers)}"
     connection = await asyncpg.connect(host=str(directory), user=postgres.USER, database="postgres")

@@ -108,7 +108,7 @@ class Settings(BaseSettings):
 
     @property
     def store(self) -> str:
-        return self.store_url or f"sqlite+aiosqlite:///{self.api_dir / 'store.db'}"
+        return self.store_url or f"sqlite:///{self.api_dir / 'store.db'}"
 
     @classmethod
     def settings_customise_sources(
