@@ -308,6 +308,54 @@ class TestArchives:
         assert sorted(path.name for path in (tmp_path / "in").iterdir()) == ["absolute", "plain"]
         assert not (tmp_path / "escape").exists()
 
+    def test_links_of_an_archive_never_lead_out_of_the_target(self, peer: Peer, tmp_path: Path):
+        outside = tmp_path / "outside"
+        outside.mkdir(mode=0o700)
+        (outside / "kept").write_text("kept")
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+
+            def add(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> None:
+                member = tarfile.TarInfo(name)
+                member.type, member.linkname, member.mode = kind, link, 0o777
+                member.size = 1 if kind == tarfile.REGTYPE else 0
+                archive.addfile(member, io.BytesIO(b"x"))
+
+            add("link", tarfile.SYMTYPE, str(outside))
+            add("link/new")
+            add("link/kept")
+            add("link/deep/new")
+            add("link", tarfile.DIRTYPE)
+            add("link/directory", tarfile.DIRTYPE)
+            add("stolen", tarfile.LNKTYPE, "link/kept")
+            add("twice", tarfile.SYMTYPE, str(outside))
+            add("twice")
+        result = peer.put("archive-write", buffer.getvalue(), path=str(tmp_path / "in"))
+        assert (result["entries"], result["skipped"]) == (3, 6)
+        assert [path.name for path in outside.iterdir()] == ["kept"]
+        assert (outside / "kept").read_text() == "kept"
+        assert stat.S_IMODE(outside.stat().st_mode) == 0o700
+        assert sorted(path.name for path in (tmp_path / "in").iterdir()) == ["link", "twice"]
+        assert (tmp_path / "in/twice").read_text() == "x"
+
+    def test_an_archive_goes_through_links_that_were_there_before(self, peer: Peer, tmp_path: Path):
+        (tmp_path / "usr/bin").mkdir(parents=True)
+        (tmp_path / "bin").symlink_to("usr/bin")
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            archive.addfile(tarfile.TarInfo("bin/tool"))
+        assert peer.put("archive-write", buffer.getvalue(), path=str(tmp_path))["entries"] == 1
+        assert (tmp_path / "usr/bin/tool").exists()
+
+    @pytest.mark.parametrize("headers", [{"GNU.sparse.map": "0,x", "GNU.sparse.major": "0"}, {"size": "9" * 30}])
+    def test_a_header_that_makes_no_sense_is_the_archives_fault(
+        self, peer: Peer, tmp_path: Path, headers: dict[str, str]
+    ):
+        member = tarfile.TarInfo("p")
+        member.pax_headers = headers
+        with pytest.raises(Refusal, match="not-an-archive"):
+            peer.put("archive-write", member.tobuf(tarfile.PAX_FORMAT) + bytes(1024), path=str(tmp_path / "in"))
+
     def test_a_header_that_claims_gigabytes_is_not_read_into_memory(self, peer: Peer, tmp_path: Path):
         member = tarfile.TarInfo("././@LongLink")
         member.type, member.size = tarfile.GNUTYPE_LONGNAME, 8 << 30

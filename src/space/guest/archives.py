@@ -1,8 +1,9 @@
 """Trees of files as tar streams, in and out, in bounded memory, with the rights of the user.
 
 Out: PAX format, links kept, sockets left out. In: any format Python reads; names are taken below the target directory
-(a leading slash is dropped, a name with ``..`` is skipped); devices are made only if the user may; owners are kept only
-for root. What the user's rights do not allow fails the whole operation, as it does for ``tar``.
+(a leading slash is dropped; a name with ``..``, or through a link of the same archive, is skipped); devices are made
+only if the user may; owners are kept only for root. What the user's rights do not allow fails the whole operation, as
+it does for ``tar``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 _HEADER_BYTES_MAX = 1024 * 1024
 _DIRECTORIES_MAX = 100_000
+_LINKS_MAX = 100_000
+_NAME_PARTS_MAX = 2048
+"""More do not fit into a path."""
 _EXTENDED = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
@@ -66,7 +70,8 @@ def archive_write(task: Task) -> dict[str, Any]:
             while (member := archive.next()) is not None:
                 unpacker.unpack(archive, member)
                 _forget_members(archive)
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+        # The library reads numbers, and one extended header after another, without asking whether they are sound.
         raise Refused("not-an-archive", f"The stream is not a tar archive: {error}", errno.EINVAL) from error
     source.drain()
     unpacker.finish()
@@ -115,13 +120,15 @@ class _Unpacker:
         self._target = target
         self._keep_owner = keep_owner
         self._directories: list[tuple[str, int, float]] = []
+        self._links: set[str] = set()
+        """Where this archive has made symbolic links: nothing of it is made, or given rights, through them."""
         self.entries = 0
         self.size = 0
         self.skipped = 0
 
     def unpack(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-        parts = [part for part in member.name.split("/") if part not in ("", ".")]
-        if ".." in parts:
+        parts = _parts(member.name)
+        if not self._lies_below(parts if member.isdir() else parts[:-1]) or parts[-1:] == [".."]:
             self.skipped += 1
             return
         path = os.path.join(self._target, *parts)
@@ -133,6 +140,16 @@ class _Unpacker:
             self.skipped += 1
             return
         self.entries += 1
+
+    def _lies_below(self, parts: list[str]) -> bool:
+        if ".." in parts or len(parts) > _NAME_PARTS_MAX:
+            return False
+        path = self._target
+        for part in parts if self._links else ():
+            path = os.path.join(path, part)
+            if path in self._links:
+                return False
+        return True
 
     def finish(self) -> None:
         """Children before parents: a directory's time changes with what is made in it."""
@@ -155,13 +172,17 @@ class _Unpacker:
 
     def _make(self, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> bool:
         _clear(path)
+        self._links.discard(path)
         if member.isreg():
             self._make_file(archive, member, path)
         elif member.issym():
+            if len(self._links) >= _LINKS_MAX:
+                raise Refused("not-an-archive", f"The archive has more than {_LINKS_MAX} symbolic links", errno.EINVAL)
+            self._links.add(path)
             os.symlink(member.linkname, path)
         elif member.islnk():
-            parts = [part for part in member.linkname.split("/") if part not in ("", ".")]
-            if ".." in parts:
+            parts = _parts(member.linkname)
+            if not self._lies_below(parts):
                 return False
             os.link(os.path.join(self._target, *parts), path, follow_symlinks=False)
             return True
@@ -187,6 +208,10 @@ class _Unpacker:
                 self.size += len(data)
         finally:
             os.close(fd)
+
+
+def _parts(name: str) -> list[str]:
+    return [part for part in name.split("/") if part not in ("", ".")]
 
 
 class _Exactly:
