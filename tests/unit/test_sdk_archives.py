@@ -165,3 +165,60 @@ def test_no_bytes_make_the_unpacker_hang_or_write_elsewhere(
     with suppress(HostError, InvalidRequest):
         unpack(data, root / "t")
     assert names(root) == ["t"]
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        [("out", "later/.."), ("later", ".")],
+        [("a/b/out", "later/../../.."), ("a/b/later", "../..")],
+        [("out", "./later/./../"), ("later", ".")],
+    ],
+)
+def test_links_that_lead_out_only_together_are_not_made(tmp_path: Path, links: list[tuple[str, str]]) -> None:
+    target = tmp_path / "target"
+    through = links[0][0]
+    archive = made(
+        *((member(name, tarfile.SYMTYPE, link), b"") for name, link in links),
+        (member(f"{through}/new/file"), b"x"),
+    )
+    with suppress(InvalidRequest):
+        unpack(archive, target)
+    assert names(tmp_path) == ["target"]
+    assert all(path.resolve().is_relative_to(target) for path in target.rglob("*"))
+
+
+def test_no_directory_is_made_through_a_link_that_leads_out(tmp_path: Path) -> None:
+    outside, target = tmp_path / "outside", tmp_path / "target"
+    outside.mkdir()
+    target.mkdir()
+    (target / "link").symlink_to(outside)
+    for name in ("link/new/file", "link/new/deeper/file"):
+        with pytest.raises(InvalidRequest) as caught:
+            unpack(made((member(name), b"x")), target)
+        assert caught.value.code == "unsafe-archive"
+    assert names(outside) == []
+
+
+def test_links_in_a_circle_are_a_typed_refusal(tmp_path: Path) -> None:
+    circle = [(member("a", tarfile.SYMTYPE, "b"), b""), (member("b", tarfile.SYMTYPE, "a"), b"")]
+    for last in (member("a/file"), member("c", tarfile.SYMTYPE, "a"), member("d", tarfile.LNKTYPE, "a")):
+        with suppress(InvalidRequest):
+            unpack(made(*circle, (last, b"")), tmp_path / "target")
+
+
+def test_a_file_of_holes_cannot_claim_a_size_of_its_own(tmp_path: Path) -> None:
+    info = member("sparse")
+    info.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 20), "GNU.sparse.name": "sparse"}
+    archive = info.tobuf(tarfile.PAX_FORMAT) + bytes(2 * tarfile.BLOCKSIZE)
+    with pytest.raises(InvalidRequest) as caught:
+        unpack(archive, tmp_path / "target")
+    assert caught.value.code == "unsafe-archive"
+
+
+@pytest.mark.parametrize("headers", [{"GNU.sparse.map": "0,x"}, {"size": "9" * 30}, {"mtime": "9" * 400}])
+def test_a_header_that_makes_no_sense_is_a_typed_error(tmp_path: Path, headers: dict[str, str]) -> None:
+    info = member("file")
+    info.pax_headers = headers
+    with suppress(HostError, InvalidRequest):
+        unpack(info.tobuf(tarfile.PAX_FORMAT) + bytes(2 * tarfile.BLOCKSIZE), tmp_path / "target")

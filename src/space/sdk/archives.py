@@ -81,8 +81,8 @@ class Unpacker:
     """Unpacks a tar archive that is fed in chunks; a thread of its own reads it through a pipe.
 
     Only files, directories and links are made, nothing outside the directory, and no set-user-id bits; ``strip`` is how
-    many leading parts of each name are dropped. ``skipped`` names the links that would lead out of the directory: they
-    are not made. Call `finish` or `abort`.
+    many leading parts of each name are dropped. ``skipped`` names the links that would, or could yet, lead out of the
+    directory: they are not made. Call `finish` or `abort`.
     """
 
     def __init__(self, directory: Path, *, strip: int = 0) -> None:
@@ -120,7 +120,8 @@ class Unpacker:
         self._thread.join()
 
     def _raise(self) -> None:
-        if isinstance(self._error, tarfile.TarError):
+        # The library reads numbers without asking whether they are sound.
+        if isinstance(self._error, tarfile.TarError | ValueError | OverflowError | RecursionError):
             raise HostError(f"The archive is not whole: {self._error}", code="archive-malformed") from self._error
         if self._error is not None:
             raise self._error
@@ -144,15 +145,17 @@ class Unpacker:
         target = self._root / name
         if target == self._root:
             return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.parent.resolve().is_relative_to(self._root):  # A link made by an earlier member.
+        if not self._is_inside(target.parent):  # A link made by an earlier member, or there before.
             raise _unsafe(member.name)
+        target.parent.mkdir(parents=True, exist_ok=True)
         if member.isdir():
             if target.is_symlink():
                 raise _unsafe(member.name)
             target.mkdir(exist_ok=True)
             target.chmod((member.mode & 0o777) | 0o700)
         elif member.isfile():
+            if member.issparse():  # It would be as large as it says, however little of it was sent.
+                raise InvalidRequest(f"The archive's {member.name!r} is sparse.", code="unsafe-archive")
             source = archive.extractfile(member)
             if source is not None:
                 self._write(target, source, member.mode & 0o777)
@@ -176,11 +179,8 @@ class Unpacker:
             os.fchmod(file.fileno(), mode)
 
     def _link(self, target: Path, member: tarfile.TarInfo) -> None:
-        if member.islnk():
-            leads_to = (self._root / self._inside(member.linkname)).resolve()
-        else:
-            leads_to = (target.parent / member.linkname).resolve()
-        if member.linkname.startswith("/") or not leads_to.is_relative_to(self._root):
+        leads_to = self._root / self._inside(member.linkname) if member.islnk() else target.parent / member.linkname
+        if member.linkname.startswith("/") or _turns_back(member.linkname) or not self._is_inside(leads_to):
             self.skipped.append(member.name[:_NAME_MAX])
             return
         if target.is_symlink() or target.is_file():
@@ -188,7 +188,20 @@ class Unpacker:
         if member.issym():
             target.symlink_to(member.linkname)
         else:
-            target.hardlink_to(leads_to)
+            target.hardlink_to(leads_to.resolve())
+
+    def _is_inside(self, path: Path) -> bool:
+        try:
+            return path.resolve().is_relative_to(self._root)
+        except (RuntimeError, OSError):  # Links in a circle, or a name that cannot be.
+            return False
+
+
+def _turns_back(link: str) -> bool:
+    """Whether ``..`` comes after a name: where that leads is changed by a link that takes the name's place later."""
+    parts = PurePosixPath(link).parts
+    steps = [part == ".." for part in parts]
+    return steps != sorted(steps, reverse=True)
 
 
 def _unsafe(name: str) -> InvalidRequest:
