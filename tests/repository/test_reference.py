@@ -26,7 +26,7 @@ REFERENCE = ROOT / "docs/reference"
 SKIPPED = {".git", ".venv", ".pytest_cache", "results", "dist", "node_modules"}
 
 # Which parts of the sources raise what a section of the page tells of.
-OVER_HTTP = ("api/", "control/", "node/", "store/")
+OVER_HTTP = ("listening.py", "api/", "control/", "node/", "store/")
 FAILURES, LOCAL, OPERATORS = "Failures of operations", "SDK and command line", "For operators only"
 GENERAL, FILES = "Of every kind", "Files"
 
