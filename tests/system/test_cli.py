@@ -196,11 +196,10 @@ def test_a_shell_is_a_real_terminal(cli: Cli, name: str) -> None:
     screen.wait_for(b"size-44 133")
     screen.type(b"sleep 600; echo not''-reached\n")
     screen.wait_for(b"sleep 600")
-    wait_until(lambda: "sleep 600" in cli("exec", name, "--", "pgrep", "-fa", "sleep 600$"), what="sleeping")
+    look = ("exec", name, "--", "sh", "-c", "pgrep -fa 'sleep 600$' || true")
+    wait_until(lambda: "sleep 600" in cli(*look), what="sleeping")
     screen.type(b"\x03")
-    wait_until(
-        lambda: "sleep 600" not in cli("exec", name, "--", "sh", "-c", "pgrep -fa 'sleep 600$' || true"), what="^C"
-    )
+    wait_until(lambda: "sleep 600" not in cli(*look), what="the interrupt")
     screen.type(b"exit 6\n")
     assert screen.status() == 6
     assert b"not-reached" not in screen.seen

@@ -430,6 +430,7 @@ class TestRights:
     def test_a_user_cannot_signal_the_thread_that_works_for_it(self, agent: Agent, open_dir: Path):
         peer = agent.peer(acks=False)
         (open_dir / "f").write_bytes(bytes(4 << 20))
+        (open_dir / "f").chmod(0o644)
         number = peer.channel.new_number()
         peer.channel.open_receive(number)
         peer.call("file-read", path=str(open_dir / "f"), stream=number, user="nobody")
