@@ -69,7 +69,7 @@ class Installation:
             "guest_dir": DATA / f"{PREFIX}{self.instance}" / "guest",
             "api_port": api_port,
             "node_port": node_port,
-            "disk_store_mib": 16 * 1024,
+            "disk_store_mib": 8 * 1024,
             **changes,
         }
         own = {f"SPACE_{name.upper()}": str(value) for name, value in values.items()}

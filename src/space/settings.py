@@ -54,7 +54,8 @@ class Settings(BaseSettings):
     driver: str | None = None
     """The driver for sandboxes that name none; unset means the strongest that works here."""
     disk_store_mib: Annotated[int, Field(ge=1024)] = 32 * 1024
-    """Largest size of the copy-on-write store that holds templates and sandboxes' disks (sparse, grows as used)."""
+    """Size of the copy-on-write store that holds templates and sandboxes' disks. It is set aside on the host's file
+    system at once, as far as that keeps a tenth of itself free."""
     sandboxes_max: Annotated[int, Field(ge=1)] = 200
     """Most sandboxes with a machine or a disk at one time."""
     cpus_max: Annotated[float, Field(gt=0)] = 16

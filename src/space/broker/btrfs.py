@@ -1,6 +1,8 @@
 """The copy-on-write store on btrfs: a subvolume per template and per machine, with a quota group each.
 
-Where the data directory is not on btrfs itself, the store is a sparse file that is mounted through a loop device.
+Where the data directory is not on btrfs itself, the store is a file that is mounted through a loop device. Its space is
+taken from the host's file system at once: were it sparse, a full host would lose what guests have written, and with the
+file system's own trees every disk there is.
 """
 
 # ruff: noqa: ASYNC240 - names in local directories are looked up in microseconds
@@ -13,12 +15,19 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
+import structlog
+
 from space.broker.mounts import is_mounted, mount_kind, wait_released
 from space.drivers import programs
 from space.errors import HostError, HostFull
 
+log = structlog.get_logger()
+
 PROGRAM_S = 60.0
 FREE_MIB_MIN = 256
+SIZE_MIB_MIN = 512
+KEPT_FREE = 0.1
+"""The part of the host's file system that the store leaves to others, whatever size it is to have."""
 _MIB = 1 << 20
 # linux/btrfs.h: BTRFS_IOC_FS_INFO, BTRFS_IOC_INO_LOOKUP, BTRFS_FIRST_FREE_OBJECTID
 _FS_INFO, _INO_LOOKUP, _FIRST_INODE = 0x8400941F, 0xD0009412, 256
@@ -114,20 +123,14 @@ class BtrfsDisks:
 
     async def _mount(self) -> None:
         if not self._image.exists():
-            temporary = self._image.with_suffix(".new")
-            temporary.touch(mode=0o600)
-            with temporary.open("wb") as file:
-                file.truncate(self._size_mib * _MIB)
-            # SAFETY: a regular file just made in root's own directory; an image in use has another name.
-            # One copy of the metadata: the file system below is where redundancy belongs.
-            await programs.check(["mkfs.btrfs", "-q", "-m", "single", str(temporary)], timeout_s=PROGRAM_S)
-            temporary.rename(self._image)
-        grown = self._image.stat().st_size < self._size_mib * _MIB
-        if grown:
-            os.truncate(self._image, self._size_mib * _MIB)
+            await self._make()
+        before = self._image.stat().st_size
+        await self._reserve(self._image, before)
+        grown = self._image.stat().st_size > before
         # SAFETY: our own image on our own directory. Device nodes and set-uid bits that templates bring along mean
         # nothing on the host; inside a machine its own kernel interprets them.
-        options = "loop,noatime,nodev,nosuid"
+        # Space that was discarded would be the host's again, for others to take.
+        options = "loop,noatime,nodev,nosuid,nodiscard"
         words = ["mount", "-t", "btrfs", "-o", options, str(self._image), str(self._directory)]
         await programs.check(words, timeout_s=PROGRAM_S)
         # Machines that are starting hold a copy of every mount for a moment; what is shared is unmounted there, too.
@@ -135,8 +138,37 @@ class BtrfsDisks:
         if grown:
             await programs.check(["btrfs", "filesystem", "resize", "max", str(self._directory)], timeout_s=PROGRAM_S)
 
+    async def _make(self) -> None:
+        temporary = self._image.with_suffix(".new")
+        temporary.unlink(missing_ok=True)
+        temporary.touch(mode=0o600)
+        await self._reserve(temporary, 0)
+        # SAFETY: a regular file just made in root's own directory; an image in use has another name.
+        # One copy of the metadata: the file system below is where redundancy belongs.
+        await programs.check(["mkfs.btrfs", "-q", "-K", "-m", "single", str(temporary)], timeout_s=PROGRAM_S)
+        temporary.rename(self._image)
+
+    async def _reserve(self, image: Path, size: int) -> None:
+        """Make an image as large as it may be, not smaller than ``size``, and take all of that space now."""
+        host, file = os.statvfs(image.parent), image.stat()
+        kept = int(host.f_blocks * host.f_frsize * KEPT_FREE)
+        most = file.st_blocks * 512 + max(host.f_bavail * host.f_frsize - kept, 0)
+        wanted = min(self._size_mib * _MIB, most // _MIB * _MIB)
+        if size == 0 and wanted < SIZE_MIB_MIN * _MIB:
+            raise HostFull("The host's file system has no room for the disk store.", code="disk-store-full")
+        if size > most:
+            log.warning("disk-store-not-reserved", missing_mib=(size - most) // _MIB)
+            return
+        wanted = max(size, wanted)
+        # SAFETY: a regular file in root's own directory, and a number of our own.
+        done = await programs.run(["fallocate", "-l", str(wanted), str(image)], timeout_s=PROGRAM_S)
+        if done.status != 0:
+            # A file system that cannot promise space; the store is as safe as its owner keeps room.
+            log.warning("disk-store-not-reserved", reason="fallocate")
+            os.truncate(image, max(wanted, file.st_size))
+
     def _check_room(self) -> None:
-        """A sparse store on a full host file system would break in the middle of writes instead of here."""
+        """A store that could not be reserved would break in the middle of writes instead of here."""
         for directory in (self._directory, self._image.parent):
             found = os.statvfs(directory)
             if found.f_bavail * found.f_frsize < FREE_MIB_MIN * _MIB:
