@@ -9,6 +9,7 @@ A commit is on disk when it returns (``synchronous=FULL``), so an accepted opera
 
 import asyncio
 import contextlib
+import sqlite3
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError,
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from space.errors import HostError, Unavailable
+from space.errors import HostError, HostFull, Unavailable
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 BUSY_TIMEOUT_S = 10
@@ -132,6 +133,8 @@ def _own_errors() -> Generator[None]:
     except (DataError, IntegrityError, ProgrammingError) as error:
         raise HostError(f"The store refused a statement ({type(error).__name__}).", code="store-failed") from None
     except DBAPIError as error:
+        if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise HostFull("The host's disk is full: nothing can be recorded.") from None
         raise Unavailable(f"The store failed ({type(error).__name__}).", code="store-unavailable") from None
     except SQLAlchemyError as error:
         raise HostError(f"The store failed ({type(error).__name__}).", code="store-failed") from None
