@@ -10,6 +10,7 @@ import pytest
 
 from space.broker.btrfs import KEPT_FREE, SIZE_MIB_MIN, BtrfsDisks
 from space.errors import HostFull
+from space.model.ids import new_id
 from tests import installation
 
 MIB = 1 << 20
@@ -71,6 +72,23 @@ async def test_what_is_written_to_the_store_is_kept_on_a_full_host(host: Path, d
     await disks.open()
     with path.open("rb") as file:
         assert all(file.read(MIB) == piece for piece in pieces)
+
+
+async def test_disks_are_made_in_what_is_set_aside_however_little_the_host_has_besides(
+    host: Path, disks: BtrfsDisks
+) -> None:
+    await disks.open()
+    await disks.new_template(".import-1")
+    size = await disks.seal_template(".import-1", "ab" * 32)
+    machine = new_id("sbx")
+    assert free_mib(host) < 256
+    await disks.create(machine, disks.template("ab" * 32), size, 64)
+    await disks.attach(machine)
+    fill(host)
+    with pytest.raises(HostFull):
+        await disks.attach(machine)
+    await disks.delete(machine)
+    assert disks.known() == set()
 
 
 async def test_what_a_guest_deletes_stays_set_aside(host: Path, disks: BtrfsDisks) -> None:

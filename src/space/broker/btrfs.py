@@ -25,6 +25,8 @@ log = structlog.get_logger()
 
 PROGRAM_S = 60.0
 FREE_MIB_MIN = 256
+JOURNALS_MIB_MIN = 16
+"""Beside the store, for what is written down of its machines."""
 SIZE_MIB_MIN = 512
 KEPT_FREE = 0.1
 """The part of the host's file system that the store leaves to others, whatever size it is to have."""
@@ -169,9 +171,14 @@ class BtrfsDisks:
 
     def _check_room(self) -> None:
         """A store that could not be reserved would break in the middle of writes instead of here."""
-        for directory in (self._directory, self._image.parent):
+        image = self._image.stat() if self._image.exists() else None
+        reserved = image is not None and image.st_blocks * 512 >= image.st_size
+        for directory, mib in (
+            (self._directory, FREE_MIB_MIN),
+            (self._image.parent, JOURNALS_MIB_MIN if reserved else FREE_MIB_MIN),
+        ):
             found = os.statvfs(directory)
-            if found.f_bavail * found.f_frsize < FREE_MIB_MIN * _MIB:
+            if found.f_bavail * found.f_frsize < mib * _MIB:
                 raise HostFull("The host's disk store is full.", code="disk-store-full")
 
     async def _delete(self, path: Path) -> None:
