@@ -4,12 +4,14 @@ import contextlib
 import os
 import secrets
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from space.model.ids import new_id
+from tests.client import wait_until
 from tests.installation import SCRIPTS
 
 HIERARCHY = Path("/sys/fs/cgroup")
@@ -53,7 +55,31 @@ def test_a_machine_that_stands_still_is_removed_too(
     standing_still: subprocess.Popen[bytes], instance: str, tmp_path: Path
 ) -> None:
     words = ["all", instance, str(tmp_path / "data"), str(tmp_path / "run")]
-    listed = subprocess.run([SCRIPTS / "strays", *words], stdout=subprocess.PIPE, text=True, check=True, timeout=30)
-    assert f"process {standing_still.pid}" in listed.stdout.splitlines()
-    subprocess.run([SCRIPTS / "strays", *words, "--remove"], check=True, timeout=TIMEOUT_S)
+    assert f"process {standing_still.pid}" in strays(*words)
+    strays(*words, "--remove")
     assert standing_still.wait(TIMEOUT_S) == -9
+
+
+def test_a_process_of_the_installation_is_found_and_removed_and_anothers_is_not(instance: str, tmp_path: Path) -> None:
+    words = ["all", instance, str(tmp_path / "data"), str(tmp_path / "run")]
+    program = [sys.executable, "-c", "import time; time.sleep(1000)", "space.supervise"]
+    with contextlib.ExitStack() as processes:
+
+        def start(whose: str) -> subprocess.Popen[bytes]:
+            process = processes.enter_context(subprocess.Popen(program, env={"SPACE_INSTANCE": whose}))
+            processes.callback(process.kill)
+            return process
+
+        ours, theirs = start(instance), start(instance + "x")
+        wait_until(lambda: f"process {ours.pid}" in strays(*words), what="the process is listed")
+        assert f"process {theirs.pid}" not in strays(*words)
+        strays(*words, "--remove")
+        assert ours.wait(TIMEOUT_S) == -9
+        assert theirs.poll() is None
+
+
+def strays(*words: str) -> list[str]:
+    done = subprocess.run(
+        [SCRIPTS / "strays", *words], stdout=subprocess.PIPE, text=True, check=True, timeout=TIMEOUT_S
+    )
+    return done.stdout.splitlines()
