@@ -128,10 +128,12 @@ class RawRunsc:
         run(*self._command("delete", "-force", self.id), check=False)
 
     def close(self) -> None:
-        self.delete()
-        run("ip", "netns", "del", self.netns, check=False)
-        for end in self.ends:
-            os.close(end)
+        try:
+            self.delete()
+        finally:
+            run("ip", "netns", "del", self.netns, check=False)
+            for end in self.ends:
+                os.close(end)
 
 
 @contextlib.contextmanager
