@@ -1,5 +1,6 @@
 """Fixtures of all tests. The installation starts when the first test asks for it, and is examined when it ends."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
@@ -20,6 +21,15 @@ def installation() -> Iterator[Installation]:
     installations.remove_abandoned()
     with installations.running() as one:
         yield one
+
+
+@pytest.fixture(autouse=True)
+def umask() -> Iterator[None]:
+    """The api makes what it makes for itself alone, which holds for the whole process: not for tests that follow."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture
