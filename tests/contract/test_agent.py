@@ -231,9 +231,12 @@ def test_the_host_may_be_killed_in_the_middle_of_frames_both_ways(machine: Machi
 def test_a_checkpoint_in_the_middle_of_output_loses_nothing(own_machine: Machine, tmp_path: Path):
     peer = own_machine.peer()
     command = peer.start("sh", "-c", COUNTER, user="user")
-    shell = peer.start("bash", "--norc", "--noprofile", "-i", env={"PS1": "$ "}, tty={"rows": 24, "cols": 80})
+    plain = {"PS1": "$ ", "TERM": "dumb"}
+    shell = peer.start("bash", "--norc", "--noprofile", "-i", env=plain, tty={"rows": 24, "cols": 80})
+    peer.until(lambda: peer.data.get(shell.streams["tty"], b"").endswith(b"$ "), "the prompt")
     peer.feed(shell.streams["tty"], b"sleep 77\n")
-    peer.until(lambda: b"sleep 77" in peer.data.get(shell.streams["tty"], b""))
+    # The echo of the line is the last thing that the shell has to say until the program ends.
+    peer.until(lambda: peer.data[shell.streams["tty"]].endswith(b"sleep 77\r\n"), "the echo")
     for round_number in range(2):
         number, before = command.streams["stdout"], len(peer.data.get(command.streams["stdout"], b""))
         peer.until(lambda n=number, b=before, p=peer: len(p.data.get(n, b"")) > b + 3000)

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -240,11 +241,14 @@ class TestStandingStill:
 
     def test_a_shell_with_job_control_notices_nothing(self, agent: Agent):
         peer = agent.peer()
-        command = peer.start("bash", "--norc", "--noprofile", "-i", env={"PS1": "$ "}, tty={"rows": 24, "cols": 80})
+        plain = {"PS1": "$ ", "TERM": "dumb"}
+        command = peer.start("bash", "--norc", "--noprofile", "-i", env=plain, tty={"rows": 24, "cols": 80})
         number = command.streams["tty"]
+        peer.until(lambda: peer.data.get(number, b"").endswith(b"$ "), "the prompt")
         peer.feed(number, b"sleep 61 & sleep 62\n")
         peer.until(lambda: len(descendants(command.pid)) == 2)
-        peer.until(lambda: b"sleep 62" in peer.data[number])
+        # The job's line is the last thing that the shell has to say until the second program ends.
+        peer.until(lambda: re.search(rb"\[1\] \d+\r\n$", peer.data[number]), "the job's line")
         said = bytes(peer.data[number])
         for _ in range(3):
             peer.call("quiesce")
