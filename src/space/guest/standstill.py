@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _CLOCK_TOLERANCE_NS = 500_000_000
 _STOP_S_MAX = 1.0
+_ORDERLY_S = 0.5
+"""After this the levels no longer wait for each other: a tree made deep on purpose is still stopped."""
 _LOOK_AGAIN_S = 0.001
 _SETTLE_S = 0.02
 """After this a process that waits in the kernel counts as standing; it may wait for a stopped child to execute."""
@@ -37,22 +39,37 @@ class Standstill:
         """When everything was stopped (monotonic); None while it runs."""
 
     def begin(self) -> None:
-        """Stop everything, in as many rounds as it takes to find nothing new and nothing that still runs."""
+        """Stop everything, from the top of the tree down, until a look finds nothing new and nothing that still runs.
+
+        A level is touched only once the one above it stands: a parent that is still waiting for its child in the
+        kernel would take the child's stop with it, and tell of it when it goes on.
+        """
         if self.since is not None:
             return
-        self.since = time.monotonic()
-        own = os.getpid()
-        while time.monotonic() - self.since < _STOP_S_MAX:
+        began = asked = self.since = time.monotonic()
+        while (now := time.monotonic()) - began < _STOP_S_MAX:
             found = processes()
-            fresh = [pid for pid in _parents_first(found) if _may_stop(pid, found, own) and pid not in self._stopped]
+            orderly = now - began < _ORDERLY_S
+            standing = _STANDING if now - asked < _SETTLE_S else _STANDING + "D"
+            still_running = any(found[pid][1] not in standing for pid in self._stopped if pid in found)
+            fresh = [] if still_running and orderly else self._next(found, one_level=orderly)
             for pid in fresh:
                 send_signal(pid, signal.SIGSTOP)
             self._stopped += fresh
-            if not fresh:
-                still = _STANDING if time.monotonic() - self.since < _SETTLE_S else _STANDING + "D"
-                if all(found[pid][1] in still for pid in self._stopped if pid in found):
-                    return
+            if fresh:
+                asked = now
+            elif still_running:
                 time.sleep(_LOOK_AGAIN_S)  # A process in the middle of a system call stops at its end.
+            else:
+                return
+
+    def _next(self, found: dict[int, tuple[int, str]], *, one_level: bool) -> list[int]:
+        """Return who is to be stopped now, parents before children: the highest level alone, or all."""
+        known, own, depths = set(self._stopped), os.getpid(), _depths(found)
+        fresh = sorted(
+            (pid for pid in found if pid not in known and _may_stop(pid, found, own)), key=depths.__getitem__
+        )
+        return [pid for pid in fresh if depths[pid] == depths[fresh[0]]] if one_level else fresh
 
     def end(self) -> float:
         """Let everything go on that was stopped; return for how many seconds it stood still."""
@@ -124,11 +141,12 @@ def _descends(pid: int, ancestor: int, found: dict[int, tuple[int, str]]) -> boo
     return False
 
 
-def _parents_first(found: dict[int, tuple[int, str]]) -> list[int]:
+def _depths(found: dict[int, tuple[int, str]]) -> dict[int, int]:
+    """How deep in the tree each process is; parents are less deep than their children."""
     depths: dict[int, int] = {}
-
-    def depth(pid: int) -> int:
+    for one in found:
         chain: list[int] = []
+        pid = one
         while pid in found and pid not in depths and len(chain) <= len(found):
             chain.append(pid)
             pid = found[pid][0]
@@ -136,6 +154,4 @@ def _parents_first(found: dict[int, tuple[int, str]]) -> list[int]:
         for member in reversed(chain):
             level += 1
             depths[member] = level
-        return level
-
-    return sorted(found, key=lambda pid: depths.get(pid) or depth(pid))
+    return depths
