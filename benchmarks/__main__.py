@@ -6,10 +6,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import suite
+from benchmarks import branching, clients, drivers, egress, ports, suite, templates
 from benchmarks.raw import raw_runsc
 from benchmarks.report import Report
 from space.sdk.config import find_credentials
+
+PARTS = (
+    *("pool", "exec", "pause", "suspend", "forks", "streams", "templates", "egress", "ports", "many", "others"),
+    *("cells", "e2b", "drivers"),
+)
 
 
 def found_runsc() -> str:
@@ -23,6 +28,26 @@ def newest_base() -> Path:
     return archives[-1] if archives else Path("base.tar")
 
 
+def _measure_beside_raw(report: Report, api: suite.Api, options: argparse.Namespace, chosen: set[str]) -> None:
+    """What has a raw figure of runsc beside it."""
+    with raw_runsc(options.runsc, options.base_tar, options.guest_dir) as raw:
+        if "pool" in chosen:
+            branching.measure_pool(report, api, raw, options.claims)
+            branching.measure_miss(report, api, raw, options.rounds)
+        if "exec" in chosen:
+            suite.measure_exec(report, api, raw, options.execs)
+        if "pause" in chosen:
+            suite.measure_pause(report, api, raw, options.rounds)
+        if "suspend" in chosen:
+            suite.measure_suspend(report, api, raw, options.rounds)
+        if "forks" in chosen:
+            branching.measure_forks(report, api, raw, options.forks)
+        if "streams" in chosen:
+            suite.measure_streams(report, raw, options.size_mib)
+        if "templates" in chosen:
+            templates.measure_templates(report, api, raw)
+
+
 def main() -> int:
     """Run the chosen measurements; exit 1 when one is over its budget."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=main.__doc__)
@@ -34,31 +59,33 @@ def main() -> int:
     parser.add_argument("--base-tar", type=Path, default=newest_base(), help="the base template's root filesystem")
     parser.add_argument("--guest-dir", type=Path, default=Path("/opt/space/guest"))
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument(
-        "--only", nargs="*", choices=["create", "exec", "pause", "suspend", "streams", "many", "others"]
-    )
+    parser.add_argument("--claims", type=int, default=200, help="repetitions of a create from the warm pool")
+    parser.add_argument("--forks", type=int, default=16, help="forks made at once")
+    parser.add_argument("--only", nargs="*", choices=PARTS)
     options = parser.parse_args()
     console = Console()
     report = Report(console)
-    chosen = set(options.only or ["create", "exec", "pause", "suspend", "streams", "many", "others"])
+    chosen = set(options.only or PARTS)
     found = find_credentials()
     api = suite.Api(found.url, found.api_key)
-    with raw_runsc(options.runsc, options.base_tar, options.guest_dir) as raw:
-        if "create" in chosen:
-            suite.measure_create(report, api, raw, options.rounds)
-        if "exec" in chosen:
-            suite.measure_exec(report, api, raw, options.execs)
-        if "pause" in chosen:
-            suite.measure_pause(report, api, raw, options.rounds)
-        if "suspend" in chosen:
-            suite.measure_suspend(report, api, raw, options.rounds)
-        if "streams" in chosen:
-            suite.measure_streams(report, raw, options.size_mib)
+    _measure_beside_raw(report, api, options, chosen)
+    if "egress" in chosen:
+        egress.measure_egress(report, options.execs, options.size_mib)
+    if "ports" in chosen:
+        ports.measure_ports(report, options.execs)
     if "many" in chosen:
         suite.measure_memory_and_burst(report, api, options.many)
+    if "cells" in chosen:
+        clients.measure_first_result(report, options.rounds)
+    if "e2b" in chosen:
+        clients.measure_first_command(report, options.rounds)
     if "others" in chosen:
         suite.measure_others(report, options.rounds)
+    if "drivers" in chosen:
+        drivers.measure_drivers(report, api, max(3, options.rounds // 4))
     console.print(report.table())
+    if (columns := report.drivers()) is not None:
+        console.print(columns)
     console.print(f"saved as {report.save(options.results)}")
     return 1 if any(row.holds is False for row in report.rows) else 0
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import pwd
 import secrets
@@ -13,12 +14,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import pytest
 
 from space.broker import doctor, setup
+from space.broker.defaults import Defaults
 from space.broker.machines import Machines
 from space.broker.server import Broker
-from space.broker.templates import Defaults
 from space.drivers.base import Driver
 from space.drivers.gvisor import GVisorDriver
 from space.model.ids import new_id
@@ -103,6 +106,7 @@ def settings_in(data_dir: Path, run_dir: Path, **changes: Any) -> Settings:
         "run_dir": run_dir,
         "node_user": pwd.getpwuid(os.geteuid()).pw_name,
         "disk_store_mib": 2048,
+        **installation.gateway_ports(),
     }
     return Settings.model_validate({**values, **changes})
 
@@ -115,7 +119,7 @@ async def serving(
     async with Broker(settings, drivers).serving() as machines:
         client = BrokerClient(settings.broker_socket)
         try:
-            yield Site(settings, next(iter(drivers)), template, client), machines
+            yield Site(settings, next(iter(drivers), ""), template, client), machines
         finally:
             await client.close()
 
@@ -153,8 +157,11 @@ class Separate:
         self.template = template.digest
 
     def environment(self) -> dict[str, str]:
-        values = self.settings.model_dump(exclude_none=True)
-        own = {f"SPACE_{name.upper()}": str(value) for name, value in values.items()}
+        values = self.settings.model_dump(mode="json", exclude_none=True)
+        own = {
+            f"SPACE_{name.upper()}": value if isinstance(value, str) else json.dumps(value)
+            for name, value in values.items()
+        }
         return {**own, "SPACE_CONFIG": "/nonexistent", "PATH": os.environ["PATH"]}
 
     def start(self) -> None:
@@ -202,6 +209,37 @@ GUEST_PYTHON = (
     "-S",
     "-c",
 )
+
+
+Kind = TypeVar("Kind", bound=Separate)
+
+
+@contextlib.contextmanager
+def started(one: Kind) -> Iterator[Kind]:
+    """A broker in a process of its own, from set-up until nothing is left of it; skips where that cannot be."""
+    if reason := installation.unfit():
+        pytest.skip(reason)
+    try:
+        asyncio.run(one.set_up())
+        one.start()
+        yield one
+        one.stop()
+    finally:
+        one.remove()
+
+
+@contextlib.asynccontextmanager
+async def cleared(broker: Separate) -> AsyncIterator[Site]:
+    """A site on it, on which nothing of machines or snapshots may be left once all are destroyed."""
+    one = broker.site()
+    yield one
+    for machine in await one.call("machines"):
+        await one.call("destroy", machine=machine["machine"])
+    for kept in await one.call("snapshots"):
+        await one.call("drop-snapshot", snapshot=kept["snapshot"])
+    await one.client.close()
+    assert one.strays() == []
+    assert [path.name for path in broker.settings.broker_dir.rglob("snp*")] == []
 
 
 def wait(condition: Callable[[], bool], what: str, patience_s: float = 10) -> None:

@@ -7,7 +7,9 @@ from typing import Any, Self
 
 import httpx
 
-WAIT = {"Prefer": "wait=60"}
+from tests.installation import patient
+
+WAIT = {"Prefer": f"wait={patient(60):.0f}"}
 
 
 class Api:
@@ -15,7 +17,7 @@ class Api:
 
     def __init__(self, url: str, key: str) -> None:
         self.url, self.key = url, key
-        self.http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=90)
+        self.http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=patient(90))
 
     def __enter__(self) -> Self:
         return self
@@ -46,7 +48,7 @@ class Api:
 
     def finished(self, body: dict[str, Any]) -> dict[str, Any]:
         operation = body.get("operation", body)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while operation["state"] in {"pending", "running"} and time.monotonic() < deadline:
             operation = self.call("GET", f"/v1/operations/{operation['id']}", params={"wait_s": 10}).json()
         assert operation["state"] == "succeeded", operation
@@ -58,7 +60,8 @@ class Api:
 
     def output(self, sandbox: str, command: str | list[str], **fields: Any) -> str:
         """Standard output of a command that must succeed."""
-        result = self.exec(sandbox, command, **fields)
+        limits = {"timeout_s": patient(fields.pop("timeout_s"))} if "timeout_s" in fields else {}
+        result = self.exec(sandbox, command, **fields, **limits)
         assert result["exit"]["kind"] == "exited", result
         assert result["exit"]["code"] == 0, result
         return str(result["stdout"])
@@ -76,6 +79,7 @@ class Api:
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 20, what: str = "the condition") -> None:
     """Poll until ``condition`` is true; the deadline makes a hang a failure that names what was waited for."""
+    timeout_s = patient(timeout_s)
     deadline = time.monotonic() + timeout_s
     pause = 0.01
     while not condition():

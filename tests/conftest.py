@@ -7,10 +7,21 @@ from contextlib import AbstractContextManager
 import pytest
 
 from tests import installation as installations
+from tests.driver_table import pytest_runtest_logreport, pytest_terminal_summary
 from tests.fixtures import api, other_api, sandbox, shared
 from tests.installation import Installation
 
-__all__ = ["api", "fresh_installation", "installation", "other_api", "sandbox", "shared"]
+__all__ = [
+    "api",
+    "fresh_installation",
+    "installation",
+    "other_api",
+    "pytest_runtest_logreport",
+    "pytest_terminal_summary",
+    "ready",
+    "sandbox",
+    "shared",
+]
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +32,13 @@ def installation() -> Iterator[Installation]:
     installations.remove_abandoned()
     with installations.running() as one:
         yield one
+
+
+@pytest.fixture(scope="module")
+def ready(installation: Installation) -> Installation:
+    """The installation with the template `code-interpreter-v1`."""
+    installation.add_interpreter()
+    return installation
 
 
 @pytest.fixture(autouse=True)

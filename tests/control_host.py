@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from space.api.app import build_app
 from space.control import projects
+from space.control.builder import Builder
 from space.control.control import Control
 from space.control.nodes import Node
 from space.control.reaper import Reaper
@@ -62,6 +63,55 @@ class Host:
     async def verb(self, sandbox: str, verb: str, **headers: str) -> httpx.Response:
         return await self.http.post(f"/v1/sandboxes/{sandbox}/{verb}", headers={"Prefer": "wait=20", **headers})
 
+    async def snapshot(self, sandbox: str, **fields: Any) -> str:
+        path = f"/v1/sandboxes/{sandbox}/snapshots"
+        answer = await self.http.post(path, json=fields, headers={"Prefer": "wait=20"})
+        assert answer.status_code == httpx.codes.CREATED, answer.text
+        return str(answer.json()["snapshot"]["id"])
+
+    async def fork(self, sandbox: str, **fields: Any) -> list[dict[str, Any]]:
+        path = f"/v1/sandboxes/{sandbox}/fork"
+        answer = await self.http.post(path, json=fields, headers={"Prefer": "wait=20"})
+        assert answer.status_code == httpx.codes.CREATED, answer.text
+        return answer.json()["sandboxes"]
+
+    async def upload(self, data: bytes = b"context") -> str:
+        """Upload something whole, and return its id."""
+        made = await self.http.post("/v1/uploads", json={"size": len(data)})
+        assert made.status_code == httpx.codes.CREATED, made.text
+        sent = await self.http.put(f"/v1/uploads/{made.json()['id']}", params={"offset": 0}, content=data)
+        assert sent.is_success, sent.text
+        return str(made.json()["id"])
+
+    async def build(self, name: str = "tool", **fields: Any) -> str:
+        """Begin a build that the node has been told of, and return its id."""
+        body = {"name": name, "source": {"kind": "template", "template": "base"}, **fields}
+        made = await self.http.post("/v1/templates/builds", json=body)
+        assert made.status_code == httpx.codes.ACCEPTED, made.text
+        build_id = str(made.json()["id"])
+
+        async def told() -> bool:
+            return build_id in self.node.builds.specs
+
+        await until(told, "the node to be told of the build")
+        return build_id
+
+    async def release(self, name: str = "tool", content: str = "content", **fields: Any) -> str:
+        """Have a template built that has that content, and return its digest."""
+        build_id = await self.build(name, **fields)
+        digest = self.node.builds.succeed(build_id, content)
+        ended = await self.built(build_id)
+        assert ended["state"] == "succeeded", ended
+        return digest
+
+    async def built(self, build_id: str) -> dict[str, Any]:
+        """Return a build once it has ended."""
+        return (await self.http.get(f"/v1/builds/{build_id}", params={"wait_s": 20})).json()
+
+    async def operation(self, operation_id: str) -> dict[str, Any]:
+        """Return an operation once it has ended."""
+        return (await self.http.get(f"/v1/operations/{operation_id}", params={"wait_s": 20})).json()
+
     async def state(self, sandbox: str) -> str:
         answer = await self.http.get(f"/v1/sandboxes/{sandbox}")
         return str(answer.json()["state"]) if answer.is_success else "not-found"
@@ -84,7 +134,11 @@ async def control_over(settings: Settings, clock: Callable[[], datetime]) -> Asy
     store, node = Database(settings.store), Node(settings.node_socket)
     try:
         await store.migrate()
-        yield Control(settings, store, node, Signer(Ed25519PrivateKey.generate()), clock)
+        control = Control(settings, store, node, Signer(Ed25519PrivateKey.generate()), clock)
+        yield control
+        control.outbound.close()
+        control.token_servers.close()
+        await control.gateway.close()
     finally:
         await node.close()
         await store.close()
@@ -92,9 +146,9 @@ async def control_over(settings: Settings, clock: Callable[[], datetime]) -> Asy
 
 @asynccontextmanager
 async def working(control: Control, *, reaper: bool = False) -> AsyncGenerator[None]:
-    """Let the control plane's runner work, and its reaper when asked for."""
+    """Let the control plane's runner work and its builds be followed, and its reaper when asked for."""
     # No TaskGroup: a fixture is entered and left in different tasks.
-    tasks = [asyncio.create_task(Runner(control).run())]
+    tasks = [asyncio.create_task(Runner(control).run()), asyncio.create_task(Builder(control).run())]
     if reaper:
         tasks.append(asyncio.create_task(Reaper(control).run()))
     try:
@@ -114,6 +168,7 @@ def settings_in(directory: Path, **fields: Any) -> Settings:
 @asynccontextmanager
 async def hosting(directory: Path, *, runner: bool = True, reaper: bool = False, **fields: Any) -> AsyncGenerator[Host]:
     settings, node, clock = settings_in(directory, **fields), ScriptedNode(), Clock()
+    node.now = lambda: clock().timestamp()
     async with node.listening(settings.node_socket), control_over(settings, clock) as control:
         key = await projects.bootstrap(control, lambda _: None)
         assert key is not None

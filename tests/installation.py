@@ -19,8 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import pytest
 
 from space import installation
+from space.broker import doctor
 from space.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +30,11 @@ SCRIPTS = ROOT / "scripts"
 DATA, RUN = Path("/var/lib"), Path("/run")
 PREFIX = "space-test-"
 READY_S = 60
+UNMOUNTED_S = 10.0
 STOP_S = 60
+KILL_S = 3
+EMULATED = 5
+"""How many times longer than on gVisor the same may take on an emulated processor, with others at work beside it."""
 
 
 def unfit() -> str | None:
@@ -55,12 +61,46 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in found]
 
 
+def gateway_ports() -> dict[str, int]:
+    """Two ports of the kind that no outgoing connection of the host has by chance: the rules are about them."""
+    with contextlib.ExitStack() as open_sockets:
+        found: list[int] = []
+        while len(found) < 2:
+            one, port = open_sockets.enter_context(socket.socket()), 10000 + secrets.randbelow(20000)
+            with contextlib.suppress(OSError):
+                one.bind(("0.0.0.0", port))
+                found.append(port)
+    return {"gateway_port": found[0], "gateway_dns_port": found[1]}
+
+
+def usual_driver() -> str:
+    """The driver of sandboxes that name none: SPACE_TEST_DRIVER says another."""
+    return os.environ.get("SPACE_TEST_DRIVER", "gvisor")
+
+
+def chosen_driver() -> dict[str, str]:
+    """Settings that let sandboxes which name no driver have the one that SPACE_TEST_DRIVER names."""
+    named = {"driver": os.environ.get("SPACE_TEST_DRIVER"), "firecracker": os.environ.get("SPACE_FIRECRACKER")}
+    return {name: value for name, value in named.items() if value} if named["driver"] else {}
+
+
+def patient(seconds: float) -> float:
+    """As long as that may take where processors are the host's own; several times that where they are emulated."""
+    return seconds * (EMULATED if usual_driver() == "qemu" else 1)
+
+
+def gvisor_alone(reason: str) -> pytest.MarkDecorator:
+    """For a test whose claim is not one of sandboxes but of gVisor's: skipped where another driver was chosen."""
+    chosen = usual_driver()
+    return pytest.mark.skipif(chosen != "gvisor", reason=f"driver {chosen}: {reason}")
+
+
 class Installation:
     """`start` it, use ``url``, ``key`` and ``other_key`` (another project's), break it with `kill`, `end` it."""
 
     def __init__(self, **changes: object) -> None:
         self.instance = "t" + secrets.token_hex(3)
-        api_port, node_port = free_ports(2)
+        api_port, node_port, e2b_port = free_ports(3)
         values = {
             "instance": self.instance,
             "data_dir": DATA / f"{PREFIX}{self.instance}",
@@ -69,7 +109,10 @@ class Installation:
             "guest_dir": DATA / f"{PREFIX}{self.instance}" / "guest",
             "api_port": api_port,
             "node_port": node_port,
+            "e2b_port": e2b_port,
+            **gateway_ports(),
             "disk_store_mib": 8 * 1024,
+            **chosen_driver(),
             **changes,
         }
         own = {f"SPACE_{name.upper()}": str(value) for name, value in values.items()}
@@ -79,6 +122,8 @@ class Installation:
         self.data_plane_url = self.settings.data_plane_url
         self.key = ""
         self.other_key = ""
+        self.has_interpreter = False
+        self._bodies: dict[str, str] = {}
 
     def start(self) -> None:
         """Make everything and wait until it is ready."""
@@ -94,63 +139,118 @@ class Installation:
         self.run_supervisor()
         self._make_keys()
 
+    def add_interpreter(self) -> None:
+        """Have the template `code-interpreter-v1`; made on this machine at its first use, taken in at the first call."""
+        if self.has_interpreter:
+            return
+        defaults = ROOT / "templates/code-interpreter-v1/defaults.json"
+        name = "--name=code-interpreter-v1"
+        tar = printed_path("interpreter-template")
+        self._run("space.broker", "import-template", name, f"--defaults={defaults}", tar)
+        self.has_interpreter = True
+
     def run_supervisor(self) -> None:
         """Start the supervisor and return when the api says that all is ready."""
         self._run("space.supervise", "start", f"--ready-s={READY_S}")
 
     def wait_ready(self, timeout_s: float = READY_S) -> None:
         deadline = time.monotonic() + timeout_s
-        while not (all(map(self.pid, ("broker", "node", "api"))) and installation.is_ready(self.settings)):
+        while not (all(map(self.pid, ("broker", "gateway", "node", "api"))) and installation.is_ready(self.settings)):
             assert time.monotonic() < deadline, installation.unready(self.settings)
             time.sleep(0.02)
 
     def pid(self, name: str) -> int | None:
-        """The process id of broker, node, api or supervisor while it lives."""
+        """The process id of broker, gateway, node, api or supervisor while it lives."""
         lock = self.settings.run_dir / "locks" / name
         return installation.Lock(lock).holder()
 
     def kill(self, name: str) -> None:
-        """SIGKILL one process; returns when it is gone (and, unless it is the supervisor, about to come back)."""
-        pid = self.pid(name)
-        assert pid is not None, f"the {name} is not running"
+        """SIGKILL one process; returns when it is gone (and, unless it is the supervisor, about to come back).
+
+        One that is about to come back from an earlier one is waited for.
+        """
+        deadline = time.monotonic() + READY_S
+        while (pid := self.pid(name)) is None:
+            assert time.monotonic() < deadline, f"the {name} is not running"
+            time.sleep(0.001)
         os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + 10
         while self.pid(name) == pid:
             assert time.monotonic() < deadline, f"the {name} outlived SIGKILL"
             time.sleep(0.001)
 
+    def names_of(self, sandbox: str) -> list[str]:
+        """The names under which this host knows a sandbox: its own, and that of its body where it was a spare once.
+
+        A body that was seen once is remembered, so that one can look for it when it should be gone.
+        """
+        for journal in (self.settings.broker_dir / "machines").glob("*/journal.json"):
+            with contextlib.suppress(OSError, ValueError):
+                entry = json.loads(journal.read_text())
+                self._bodies[entry["machine"]] = entry["body"]
+        return sorted({sandbox, self._bodies.get(sandbox, sandbox)}, key=lambda name: name != sandbox)
+
+    def kill_agent(self, body: str) -> bool:
+        """SIGKILL the guest's first process; False when there is none, or the machine stands still."""
+        root = self.settings.run_dir / "broker" / "runsc"
+        words = [str(doctor.find_runsc(self.settings)), f"--root={root}", "kill", body, "KILL"]
+        try:
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=KILL_S)
+        except subprocess.TimeoutExpired:
+            return False  # a machine that stands still does not answer
+        return done.returncode == 0
+
     def processes_of(self, sandbox: str) -> list[int]:
         """Host processes of a sandbox's machine: those in its cgroups, and those that name it in their arguments."""
         found: set[int] = set()
+        names = self.names_of(sandbox)
         # Not by a pattern: that stumbles over other installations' groups, which come and go meanwhile.
         for directory, _, files in os.walk("/sys/fs/cgroup"):
-            if directory.endswith(f"/{self.instance}/{sandbox}") and "cgroup.procs" in files:
+            ours = directory.endswith(tuple(f"/{self.instance}/{name}" for name in names))
+            if ours and "cgroup.procs" in files:
                 with contextlib.suppress(OSError):
                     found.update(map(int, (Path(directory) / "cgroup.procs").read_text().split()))
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if sandbox.encode() in (process / "cmdline").read_bytes():
+                words = (process / "cmdline").read_bytes()
+                if any(name.encode() in words for name in names):
                     found.add(int(process.name))
         return sorted(found - {os.getpid()})
 
     def leftovers_of(self, sandbox: str) -> list[str]:
-        """Everything on this host that bears a sandbox's id: processes, cgroups, namespaces, mounts, sockets, files."""
+        """Everything on this host that bears a sandbox's names: processes, cgroups, namespaces, mounts, sockets, files."""
+        names = self.names_of(sandbox)
+
+        def named(text: str) -> bool:
+            return any(name in text for name in names)
+
         found = [f"process {pid}" for pid in self.processes_of(sandbox)]
-        found += [f"namespace {name}" for name in Path("/run/netns").iterdir() if sandbox in name.name]
-        found += [f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if sandbox in line]
+        found += [f"namespace {path.name}" for path in Path("/run/netns").iterdir() if named(path.name)]
+        found += [f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if named(line)]
         for top in ("/sys/fs/cgroup", self.settings.data_dir, self.settings.run_dir):
-            for directory, names, files in os.walk(top):
-                found += [f"file {directory}/{name}" for name in (*names, *files) if sandbox in name]
+            for directory, inside, files in os.walk(top):
+                found += [f"file {directory}/{name}" for name in (*inside, *files) if named(name)]
                 if directory.endswith("/disks"):
-                    names.remove("templates")
-                elif directory.endswith("/disks/machines"):
-                    names.clear()
+                    inside.remove("templates")
+                elif directory.endswith(("/disks/machines", "/disks/snapshots")):
+                    inside.clear()
         return found
 
-    def memory_mib(self, name: str) -> float:
-        """Resident memory of broker, node or api."""
+    def memory_mib(self, name: str, field: str = "VmRSS") -> float:
+        """Resident memory of broker, gateway, node or api."""
         status = Path(f"/proc/{self.pid(name)}/status").read_text()
-        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) / 1024
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{field}:")) / 1024
+
+    @contextlib.contextmanager
+    def flat(self, *names: str, mib: int) -> Iterator[None]:
+        """Say that none of these processes is larger by so much at any moment while the block lasts."""
+        for name in names:
+            Path(f"/proc/{self.pid(name)}/clear_refs").write_text("5")  # its peak begins anew, see proc(5)
+        before = {name: self.memory_mib(name) for name in names}
+        yield
+        for name, mib_before in before.items():
+            grown = self.memory_mib(name, "VmHWM") - mib_before
+            assert grown < mib, f"{name} was larger by {grown:.0f} MiB"
 
     def strays(self, what: str = "machines") -> list[str]:
         """What sandboxes (`machines`) or the whole installation (`all`) have on this host, a line each."""
@@ -192,7 +292,11 @@ class Installation:
             self.stop()
             self._run("space.broker", "unmount")
             shutil.rmtree(self.settings.run_dir)
-            problems += [f"after stopping: {stray}" for stray in self.strays("all")]
+            # A machine that starts elsewhere holds a copy of every mount until it has left the host's root.
+            deadline = time.monotonic() + UNMOUNTED_S
+            while (strays := self.strays("all")) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            problems += [f"after stopping: {stray}" for stray in strays]
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not keep the rest from being removed
             problems.append(f"while taking it down: {error!r}\n{self.logs()}")
         remove(self.instance)
@@ -200,7 +304,7 @@ class Installation:
 
     def stop_all_sandboxes(self) -> None:
         """What `down` asks first."""
-        self._run("space.api", "stop-all", user=self.settings.api_user)
+        self._run("space.supervise", "stop-sandboxes")
 
     def _make_keys(self) -> None:
         path = self.settings.api_dir / "test.key"

@@ -1,10 +1,12 @@
 """A node process of its own for tests, and a broker for it whose machines are agents as ordinary processes.
 
 The broker speaks the real wire. Its machines are real agents on real FIFOs, but for their boundary: pause stops the
-agent's process, suspend keeps it stopped and replaces its FIFOs by nothing until it is woken.
+agent's process, suspend keeps it stopped and replaces its FIFOs by nothing until it is woken. A process cannot be
+copied: what boots from the snapshot of a suspended machine takes that machine's agent over, and from any other a new one.
 """
 
 import asyncio
+import hashlib
 import json
 import os
 import secrets
@@ -34,6 +36,10 @@ PATIENCE_S = 20.0
 MIB = 1024 * 1024
 
 
+class Refused(Exception):
+    """The broker cannot do that in the machine's state."""
+
+
 class AgentBroker:
     """A broker on ``socket_path``. ``failing`` maps a verb to the error that it answers once."""
 
@@ -42,7 +48,19 @@ class AgentBroker:
         self.agents: dict[str, Agent] = {}
         self.states: dict[str, str] = {}
         self.failing: dict[str, dict[str, Any]] = {}
+        self.holding: dict[str, threading.Event] = {}
+        """Verbs that are answered only once their event is set."""
+        self.asked: list[str] = []
         self.verbs: list[str] = []
+        self.bodies: dict[str, str] = {}
+        self.booted: dict[str, tuple[str | None, bool]] = {}
+        self.spares: set[str] = set()
+        self.snapshots: dict[str, dict[str, Any]] = {}
+        self.templates = [{"name": "base", "tag": "latest", "digest": DIGEST, "defaults": {}, "bytes": 1}]
+        self.requests: list[dict[str, Any]] = []
+        self.driver: dict[str, Any] = {"reason": "", "keeps_hardware": False}
+        """What it says of its driver, beside its name."""
+        """Why the driver is not to be used, for people."""
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
@@ -67,6 +85,9 @@ class AgentBroker:
         try:
             while line := await reader.readline():
                 request = json.loads(line)
+                self.asked.append(request["verb"])
+                if (held := self.holding.get(request["verb"])) is not None:
+                    await asyncio.to_thread(held.wait, PATIENCE_S)
                 writer.write(json.dumps({"id": request["id"], **self._answer(request)}).encode() + b"\n")
                 await writer.drain()
         except ConnectionError:
@@ -77,55 +98,115 @@ class AgentBroker:
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         verb, machine = request["verb"], request.get("machine")
         self.verbs.append(verb)
+        self.requests.append(request)
         if error := self.failing.pop(verb, None):
             return {"error": error}
-        if verb == "machines":
-            return {"ok": [self._inspect(machine) for machine in self.states]}
-        if verb == "templates":
-            return {"ok": [{"name": "base", "tag": "latest", "digest": DIGEST, "defaults": {}, "bytes": 1}]}
-        if verb == "doctor":
-            return {"ok": []}
-        if verb == "inspect":
-            return {"ok": self._inspect(machine)}
-        getattr(self, f"_do_{verb}")(machine)
-        return {"ok": {"timings": {"work": 0.001}}}
+        told: dict[str, Callable[[], Any]] = {
+            "machines": lambda: [self._inspect(machine) for machine in self.states],
+            "templates": lambda: self.templates,
+            "snapshots": lambda: [{"snapshot": name, **known} for name, known in self.snapshots.items()],
+            "doctor": list,
+            "drivers": lambda: {
+                "default": "fake",
+                "drivers": [{"name": "fake", "usable": True, "builds": True, **self.driver}],
+            },
+            "figures": lambda: {"machines": {"running": len(self.agents)}},
+            "gc": lambda: {"strays": [{"kind": "disk", "name": "old", "removed": not request["dry_run"]}]},
+            "inspect": lambda: self._inspect(machine),
+        }
+        if verb in told:
+            return {"ok": told[verb]()}
+        try:
+            more = getattr(self, f"_do_{verb.replace('-', '_')}")(machine, request) or {}
+        except Refused as error:
+            return {"error": {"code": "conflict", "message": str(error), "kind": "Conflict", "details": {}}}
+        return {"ok": {"timings": {"work": 0.001}, "bytes": 7, "body": self.bodies.get(machine, machine), **more}}
 
     def _inspect(self, machine: str) -> dict[str, Any]:
         state = self.states.get(machine, "absent")
         if state == "running" and self.agents[machine].process.poll() is not None:
             state = "exited"
-        return {"machine": machine, "state": state, "cause": "machine-exited" if state == "exited" else None}
+        return {
+            "machine": machine,
+            "body": self.bodies.get(machine, machine),
+            "spare": machine in self.spares,
+            "state": state,
+            "cause": "machine-exited" if state == "exited" else None,
+            "usage": {"memory_mib": 30},
+        }
 
-    def _do_boot(self, machine: str) -> None:
-        if self.states.get(machine) != "running":
+    def _do_boot(self, machine: str, request: dict[str, Any] | None = None) -> None:
+        request = request or {}
+        if self.states.get(machine) == "running":
+            if self.booted[machine] != (request.get("snapshot"), request.get("spare", False)):
+                raise Refused("There is another machine of that id.")
+            return
+        self.booted[machine] = (request.get("snapshot"), request.get("spare", False))
+        source = self.snapshots.get(request.get("snapshot", ""), {}).get("machine")
+        if self.states.get(source) == "suspended":
+            self.agents[machine] = self.agents.pop(source)
+            self.bodies[machine] = self.bodies.pop(source, source)
+            del self.states[source]
+            self._do_resume(machine)
+        else:
             self.agents[machine] = Agent(self.channels / machine)
-            self.states[machine] = "running"
+        self.states[machine] = "running"
+        if request.get("spare"):
+            self.spares.add(machine)
 
-    def _do_pause(self, machine: str) -> None:
+    def _do_claim(self, machine: str, request: dict[str, Any]) -> None:
+        spare = request["spare"]
+        if machine in self.states or spare not in self.spares:
+            raise Refused("That cannot be claimed.")
+        self.agents[machine], self.states[machine] = self.agents.pop(spare), self.states.pop(spare)
+        self.bodies[machine] = spare
+        self.spares.discard(spare)
+        self._do_resume(machine)
+
+    def _do_snapshot(self, machine: str, request: dict[str, Any]) -> None:
+        self.snapshots[request["snapshot"]] = {"machine": machine, "kind": request["kind"], "bytes": 7}
+
+    def _do_drop_snapshot(self, _machine: None, request: dict[str, Any]) -> None:
+        self.snapshots.pop(request["snapshot"], None)
+
+    def _do_pause(self, machine: str, _request: Any = None) -> None:
         self.agents[machine].process.send_signal(signal.SIGSTOP)
         self.states[machine] = "paused"
 
-    def _do_resume(self, machine: str) -> None:
+    def _do_resume(self, machine: str, _request: Any = None) -> None:
         self.agents[machine].process.send_signal(signal.SIGCONT)
         self.states[machine] = "running"
 
-    def _do_suspend(self, machine: str) -> None:
+    def _do_suspend(self, machine: str, _request: Any = None) -> None:
         self._do_pause(machine)
         self.states[machine] = "suspended"
 
-    def _do_wake(self, machine: str) -> None:
+    def _do_wake(self, machine: str, _request: Any = None) -> None:
         self._do_resume(machine)
 
-    def _do_stop(self, machine: str) -> None:
+    def _do_stop(self, machine: str, _request: Any = None) -> None:
         self._end(machine)
         self.states[machine] = "stopped"
 
-    def _do_start(self, machine: str) -> None:
+    def _do_start(self, machine: str, _request: Any = None) -> None:
+        self.bodies.pop(machine, None)
         self._do_boot(machine)
 
-    def _do_destroy(self, machine: str) -> None:
+    def _do_destroy(self, machine: str, _request: Any = None) -> None:
         self._end(machine)
         self.states.pop(machine, None)
+        self.bodies.pop(machine, None)
+        self.spares.discard(machine)
+
+    def _do_publish(self, machine: str, request: dict[str, Any]) -> dict[str, Any]:
+        if self.states.get(machine) != "stopped":
+            raise Refused("Only a stopped machine's disk can be published.")
+        digest = "sha256:" + hashlib.sha256(json.dumps(request["defaults"]).encode()).hexdigest()
+        self.templates.append({"digest": digest, "bytes": 7})
+        return {"digest": digest}
+
+    def _do_drop_template(self, _machine: None, request: dict[str, Any]) -> None:
+        self.templates = [one for one in self.templates if one["digest"] != request["template"]]
 
     def _end(self, machine: str) -> None:
         agent = self.agents.pop(machine, None)
@@ -155,6 +236,7 @@ class NodeHost:
             "SPACE_RUN_DIR": str(self.run_dir),
             "SPACE_NODE_PORT": str(self.port),
             "SPACE_DRIVER": "fake",
+            "SPACE_POOL_MAX": "0",
             **{f"SPACE_{name.upper()}": value for name, value in settings.items()},
         }
         self.key = Ed25519PrivateKey.generate()
@@ -167,12 +249,13 @@ class NodeHost:
         )
         assert self.local.put("/token-key", content=pem).status_code == 204
 
-    def start_node(self) -> None:
+    def start_node(self, until: str = "/readyz") -> None:
+        """Start it and return once ``until`` is answered with 200."""
         with (self.directory / "node.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "space.assemble", "node"], env=self.environment, stdout=log, stderr=log
             )
-        wait_until(self._answers, "the node to be ready")
+        wait_until(lambda: self._answers(until), "the node to be ready")
 
     def kill_node(self) -> None:
         assert self.process is not None
@@ -186,11 +269,11 @@ class NodeHost:
         self.local.close()
         self.broker.close()
 
-    def _answers(self) -> bool:
+    def _answers(self, path: str) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, (self.directory / "node.log").read_text()
         try:
-            return self.local.get("/readyz").status_code == 200
+            return self.local.get(path).status_code == 200
         except httpx.TransportError:
             return False
 

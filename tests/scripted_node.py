@@ -5,15 +5,20 @@ end a machine behind everybody's back.
 """
 
 import asyncio
+import base64
+import hashlib
 import json
+import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+
+from tests.scripted_builds import ScriptedBuilds
 
 TEMPLATE = {
     "name": "base",
@@ -51,6 +56,8 @@ class ScriptedNode:
     booted: Counter[str] = field(default_factory=Counter)
     wanted: dict[str, dict[str, Any]] = field(default_factory=dict)
     templates: list[dict[str, Any]] = field(default_factory=lambda: [TEMPLATE])
+    drivers: tuple[str, ...] = ("gvisor", "qemu")
+    builds: ScriptedBuilds = field(init=False)
     failures: dict[str, list[web.Response | None]] = field(default_factory=dict)
     holds: dict[str, asyncio.Event] = field(default_factory=dict)
     ready: bool = True
@@ -61,7 +68,27 @@ class ScriptedNode:
     gone_clients: int = 0
     in_flight: Counter[str] = field(default_factory=Counter)
     overlaps: list[str] = field(default_factory=list)
+    snapshots: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What is kept of each snapshot: its machine, kind, bytes, and the commands that ran."""
+    dropped: list[str] = field(default_factory=list)
+    volumes: dict[str, int] = field(default_factory=dict)
+    """How many MiB each volume has."""
+    volume_failures: list[web.Response | None] = field(default_factory=list)
+    """What the next calls about volumes end with; None: well."""
+    snapshot_bytes: int = 5 * 1024 * 1024
+    active_at: dict[str, float] = field(default_factory=dict)
+    """When a machine was active last; absent: long ago."""
+    busy: Counter[str] = field(default_factory=Counter)
+    """How many commands run in a machine."""
+    asked_for_activity: int = 0
+    strays: list[dict[str, Any]] = field(default_factory=list)
+    spares: set[str] = field(default_factory=set)
+    """Which machines are the node's own."""
+    now: Callable[[], float] = time.time
     _listeners: set[asyncio.Queue[dict[str, Any]]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.builds = ScriptedBuilds(lambda: self.templates)
 
     # --- what a test tells it
 
@@ -113,26 +140,117 @@ class ScriptedNode:
                 failure = scripted.pop(0)
                 if failure is not None:
                     return failure
-            return self._done(verb, machine, json.loads(raw) if raw else {})
+            wanted = json.loads(raw) if raw else {}
+            if verb == "snapshot":
+                return self._kept(machine, request.match_info["snapshot"], wanted["kind"])
+            return self._done(verb, machine, wanted)
         finally:
             self.in_flight[machine] -= 1
 
     def _done(self, verb: str, machine: str, wanted: dict[str, Any]) -> web.Response:
         state = self.machines.get(machine, "absent")
+        if (idle_s := wanted.get("if_idle_s")) is not None and not self._is_idle(machine, idle_s):
+            return error(409, "not-idle")
         if verb == "destroy":
             self.machines.pop(machine, None)
             return web.json_response({"timings": {"destroy": 0.001}, "ready": False})
         if verb == "boot":
-            if state == "absent":
-                self.booted[machine] += 1
-                self.wanted[machine] = wanted
-                self.machines[machine] = "running"
-            return web.json_response({"timings": {"boot": 0.002}, "ready": self.ready})
+            return self._booted(machine, state, wanted)
         if state not in SOURCES[verb]:
             return error(409, "wrong-state", state=state)
         self.machines[machine] = TARGETS[verb]
         running = TARGETS[verb] == "running"
         return web.json_response({"timings": {verb: 0.001}, "ready": running and self.ready})
+
+    def _booted(self, machine: str, state: str, wanted: dict[str, Any]) -> web.Response:
+        snapshot = wanted.get("snapshot")
+        if state == "absent":
+            if snapshot is not None and snapshot not in self.snapshots:
+                return error(404, "not-found")
+            self.booted[machine] += 1
+            self.wanted[machine] = wanted
+            self.machines[machine] = "running"
+        driver = self.wanted[machine].get("driver") or self.drivers[0]
+        answer: dict[str, Any] = {"timings": {"boot": 0.002}, "ready": self.ready, "driver": driver}
+        if snapshot is not None:
+            answer["commands"] = [self._inherited(machine, earlier) for earlier in self.snapshots[snapshot]["commands"]]
+        return web.json_response(answer)
+
+    def _inherited(self, machine: str, earlier: dict[str, Any]) -> dict[str, Any]:
+        """A command of the snapshot goes on under an id of its own, the same one whenever it is asked."""
+        digest = hashlib.sha256(f"{machine} {earlier['id']}".encode()).digest()
+        command_id = "cmd" + base64.b32encode(digest).decode().lower()[:16]
+        shown = {**earlier, "id": command_id, "sandbox_id": machine, "forked_from": earlier["id"]}
+        return self.commands.setdefault(command_id, shown)
+
+    def _is_idle(self, machine: str, seconds: float) -> bool:
+        return not self.busy[machine] and self.now() - self.active_at.get(machine, 0) >= seconds
+
+    # --- snapshots
+
+    async def snapshot(self, request: web.Request) -> web.Response:
+        return await self._lifecycle(request, "snapshot")
+
+    def _kept(self, machine: str, snapshot: str, kind: str) -> web.Response:
+        state = self.machines.get(machine, "absent")
+        if state not in {"running", "paused", "suspended"} and (kind, state) != ("disk", "stopped"):
+            return error(409, "wrong-state", state=state)
+        running = [c for c in self.commands.values() if c["sandbox_id"] == machine and c["state"] == "running"]
+        kept = {"machine": machine, "kind": kind, "bytes": self.snapshot_bytes, "commands": running}
+        self.snapshots.setdefault(snapshot, kept)
+        names = [command["id"] for command in running]
+        answer = {"timings": {"checkpoint": 0.003}, "bytes": self.snapshot_bytes, "commands": names}
+        return web.json_response(answer)
+
+    async def list_snapshots(self, _request: web.Request) -> web.Response:
+        listed = [{"snapshot": name, "kind": kept["kind"]} for name, kept in self.snapshots.items()]
+        return web.json_response({"snapshots": listed})
+
+    async def drop_snapshot(self, request: web.Request) -> web.Response:
+        if scripted := self.failures.get("drop-snapshot"):
+            failure = scripted.pop(0)
+            if failure is not None:
+                return failure
+        snapshot = request.match_info["snapshot"]
+        self.dropped.append(snapshot)
+        self.snapshots.pop(snapshot, None)
+        return web.json_response({})
+
+    async def list_volumes(self, _request: web.Request) -> web.Response:
+        return web.json_response({"volumes": [{"volume": name} for name in self.volumes]})
+
+    async def make_volume(self, request: web.Request) -> web.Response:
+        if self.volume_failures and (failure := self.volume_failures.pop(0)) is not None:
+            return failure
+        self.volumes.setdefault(request.match_info["volume"], (await request.json())["size_mib"])
+        return web.json_response({})
+
+    async def drop_volume(self, request: web.Request) -> web.Response:
+        if self.volume_failures and (failure := self.volume_failures.pop(0)) is not None:
+            return failure
+        self.volumes.pop(request.match_info["volume"], None)
+        return web.json_response({})
+
+    async def activity(self, _request: web.Request) -> web.Response:
+        self.asked_for_activity += 1
+        seen = {
+            machine: {
+                "state": state,
+                "ready": state == "running" and self.ready,
+                "commands": self.busy[machine],
+                "clients": 0,
+                "active_at": self.active_at.get(machine, 0.0),
+            }
+            for machine, state in self.machines.items()
+        }
+        return web.json_response({"machines": seen})
+
+    async def pool(self, _request: web.Request) -> web.Response:
+        return web.json_response({"memory_mib": 0, "memory_max_mib": 512, "shapes": []})
+
+    async def gc(self, request: web.Request) -> web.Response:
+        dry_run = (await request.json())["dry_run"]
+        return web.json_response({"strays": [{**stray, "removed": not dry_run} for stray in self.strays]})
 
     # --- what there is
 
@@ -148,6 +266,7 @@ class ScriptedNode:
         return {
             "machine": machine,
             "state": state,
+            "spare": machine in self.spares,
             "cause": self.causes.get(machine),
             "ready": state == "running" and self.ready,
             "usage": usage if state in {"running", "paused"} else None,
@@ -155,6 +274,10 @@ class ScriptedNode:
 
     async def list_templates(self, request: web.Request) -> web.Response:
         return web.json_response({"templates": self.templates})
+
+    async def list_drivers(self, request: web.Request) -> web.Response:
+        shown = [{"name": name, "usable": True, "reason": "", "volumes": name == "gvisor"} for name in self.drivers]
+        return web.json_response({"default": self.drivers[0], "drivers": shown})
 
     async def set_token_key(self, request: web.Request) -> web.Response:
         self.token_key = await request.read()
@@ -178,6 +301,8 @@ class ScriptedNode:
     async def exec(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         self.passed.append((request.path_qs, dict(request.headers), body))
+        if (refused := self._asleep(request)) is not None:
+            return refused
         if (hold := self.holds.get("exec")) is not None:
             try:
                 await hold.wait()
@@ -191,8 +316,15 @@ class ScriptedNode:
         answer = {"exit": {"kind": "exited", "code": 0, "signal": None}, "stdout": "hello\n", "stderr": ""}
         return web.json_response(answer)
 
+    def _asleep(self, request: web.Request) -> web.Response | None:
+        """Refuse what needs a machine that runs, where it is known not to."""
+        state = self.machines.get(request.match_info["sandbox"], "running")
+        return None if state == "running" else error(409, "wrong-state", state=state)
+
     async def read_file(self, request: web.Request) -> web.StreamResponse:
         self.passed.append((request.path_qs, dict(request.headers), b""))
+        if (refused := self._asleep(request)) is not None:
+            return refused
         size = int(request.query.get("size", "5"))
         response = web.StreamResponse(headers={"Content-Length": str(size), "Content-Type": "text/html"})
         await response.prepare(request)
@@ -218,6 +350,8 @@ class ScriptedNode:
 
     async def create_command(self, request: web.Request) -> web.Response:
         body = json.loads(await request.read())
+        if (refused := self._asleep(request)) is not None:
+            return refused
         if not body.get("argv"):
             return error(422, "invalid-request", field="argv")
         command_id = request.headers["X-Space-Command"]
@@ -246,11 +380,22 @@ class ScriptedNode:
             [
                 web.get("/machines", self.list_machines),
                 web.get("/machines/events", self.events),
+                web.get("/machines/activity", self.activity),
                 web.get("/machines/{machine}", self.inspect),
+                web.post("/machines/{machine}/snapshots/{snapshot}", self.snapshot),
+                web.get("/snapshots", self.list_snapshots),
+                web.delete("/snapshots/{snapshot}", self.drop_snapshot),
+                web.get("/volumes", self.list_volumes),
+                web.put("/volumes/{volume}", self.make_volume),
+                web.delete("/volumes/{volume}", self.drop_volume),
+                web.get("/pool", self.pool),
+                web.post("/gc", self.gc),
                 web.put("/machines/{machine}", self.boot),
                 web.delete("/machines/{machine}", self.destroy),
                 web.post("/machines/{machine}/{verb}", self.act),
                 web.get("/templates", self.list_templates),
+                web.get("/drivers", self.list_drivers),
+                *self.builds.routes(),
                 web.put("/token-key", self.set_token_key),
                 web.post("/v1/sandboxes/{sandbox}/exec", self.exec),
                 web.post("/v1/sandboxes/{sandbox}/commands", self.create_command),

@@ -32,6 +32,8 @@ class Seen:
     query: dict[str, str]
     headers: dict[str, str]
     body: bytes
+    client: tuple[str, int]
+    """Address and port that it came from: one connection's requests have the same."""
 
     @property
     def json(self) -> Any:
@@ -87,7 +89,8 @@ class ScriptedServer:
         what = f"{request.method} {request.url.path}"
         answers = self.script.get(what, [error(404, "not-found", f"not scripted: {what}")])
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
-        seen = Seen(request.method, request.url.path, dict(request.query_params), dict(request.headers), b"")
+        client = tuple(request.client or ())
+        seen = Seen(request.method, request.url.path, dict(request.query_params), dict(request.headers), b"", client)
         self.seen.append(seen)
         if not isinstance(answer, Response):
             return await answer(request)
@@ -126,6 +129,10 @@ def sandbox(**fields: Any) -> dict[str, Any]:
         "timeout_s": None,
         "on_timeout": "delete",
         "deadline_at": None,
+        "idle_timeout_s": None,
+        "on_idle": "suspend",
+        "wake_on_request": False,
+        "forked_from": None,
         "failure": None,
         "operation_id": "opaaaaaaaaaaaaaaaa",
         "created_at": "2026-01-02T03:04:05Z",
@@ -144,5 +151,25 @@ def operation(state: str = "succeeded", **fields: Any) -> dict[str, Any]:
         "created_at": "2026-01-02T03:04:05Z",
         "started_at": None,
         "finished_at": None,
+        **fields,
+    }
+
+
+def snapshot(**fields: Any) -> dict[str, Any]:
+    """A snapshot as the api describes one."""
+    return {
+        "id": "snpaaaaaaaaaaaaaaaa",
+        "name": None,
+        "kind": "full",
+        "state": "ready",
+        "sandbox_id": "sbxaaaaaaaaaaaaaaaa",
+        "template": "base",
+        "template_digest": "sha256:00",
+        "driver": "gvisor",
+        "resources": {"cpus": 1.0, "memory_mib": 1024, "disk_mib": 4096, "pids": 1024},
+        "bytes": 12 * 1024 * 1024,
+        "failure": None,
+        "operation_id": "opaaaaaaaaaaaaaaaa",
+        "created_at": "2026-01-02T03:04:05Z",
         **fields,
     }

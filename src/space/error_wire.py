@@ -26,6 +26,7 @@ STATUS_BY_CODE: dict[str, int] = {
     "body-too-large": 413,
     "file-too-large": 413,
     "range-not-satisfiable": 416,
+    "unimplemented": 501,
     "not-ready": 503,
     "disk-full": 507,
 }

@@ -37,6 +37,12 @@ class SpaceError(Exception):
         self.details = details
         super().__init__(self.message)
 
+    @property
+    def retry_after_s(self) -> float | None:
+        """After how many seconds the same may succeed, where that was said."""
+        hinted = self.details.get("retry_after_s")
+        return float(hinted) if isinstance(hinted, int | float) else None
+
 
 class RequestError(SpaceError):
     """The request cannot be carried out as it stands."""

@@ -13,6 +13,7 @@ import struct
 import time
 from pathlib import Path
 
+from space import authority
 from space.errors import HostError
 from space.settings import Settings
 
@@ -24,7 +25,12 @@ _PROBE_S = 1.0
 
 def users(settings: Settings) -> dict[str, str]:
     """Process name → the user it runs as, in the order of starting."""
-    return {"broker": "root", "node": settings.node_user, "api": settings.api_user}
+    return {
+        "broker": "root",
+        "gateway": settings.gateway_user,
+        "node": settings.node_user,
+        "api": settings.api_user,
+    }
 
 
 def supervisor_lock(settings: Settings) -> Path:
@@ -38,18 +44,23 @@ def process_lock(settings: Settings, name: str) -> Path:
 def prepare(settings: Settings) -> None:
     """Make every directory and lock file with its owner and mode. Needs root and the installation's system users."""
     owners = {name: _account(user) for name, user in users(settings).items()}
-    root, node, api = owners["broker"], owners["node"], owners["api"]
+    root, gateway, node, api = (owners[name] for name in ("broker", "gateway", "node", "api"))
     directories = [
         (settings.data_dir, root, 0o755),
         (settings.api_dir, api, 0o700),
         (settings.node_dir, node, 0o700),
         (settings.broker_dir, root, 0o700),
+        # Root's: the gateway may not exchange what it signs with, and everybody may read the certificate.
+        (settings.gateway_dir, root, 0o711),
+        (settings.audit_dir, gateway, 0o700),
         (settings.run_dir, root, 0o755),
         (settings.run_dir / "api", api, 0o755),
-        # Set-gid: the node's socket gets the api's group, which alone may connect, without the node being in it.
+        # Set-gid: their sockets get the api's group, which alone may connect, without the two being in it.
         (settings.run_dir / "node", (node[0], api[1]), 0o2750),
+        (settings.run_dir / "gateway", (gateway[0], api[1]), 0o2750),
         (settings.run_dir / "broker", root, 0o755),
         (settings.channels_dir, (root[0], node[1]), 0o710),
+        (settings.links_dir, root, 0o755),
         (settings.run_dir / "log", root, 0o755),
         (settings.run_dir / "locks", root, 0o755),
     ]
@@ -62,6 +73,7 @@ def prepare(settings: Settings) -> None:
         path = settings.run_dir / "locks" / name
         path.touch(mode=0o600)
         os.chown(path, uid, gid, follow_symlinks=False)  # SAFETY: as above
+    authority.ensure(settings.gateway_dir, settings.instance, *gateway)
 
 
 def _account(user: str) -> tuple[int, int]:

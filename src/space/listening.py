@@ -7,6 +7,9 @@ is looked at.
 import asyncio
 import contextlib
 import ipaddress
+import os
+import socket
+import struct
 from collections.abc import Generator
 
 import structlog
@@ -18,6 +21,8 @@ HEADER_BYTES_MAX = 64 * 1024
 HEADER_TIMEOUT_S = 30.0
 BODIES_BYTES_MAX = 256 * 1024 * 1024
 SMALL_BODY_BYTES = 64 * 1024
+_PEER = struct.Struct("3i")
+"""`struct ucred`: pid, user and group (see unix(7))."""
 
 log = structlog.get_logger(__name__)
 
@@ -94,6 +99,26 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_bytes > HEADER_BYTES_MAX:
             self.transport.abort()
             raise ValueError("The request's head is too large")
+
+
+def trusting(uids: frozenset[int]) -> type[BoundedProtocol]:
+    """Return the protocol for the Unix socket: peers that run as somebody else than ``uids`` are cut off."""
+
+    class TrustingProtocol(BoundedProtocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            if peer_uid(transport) not in uids:
+                log.warning("stranger-refused")
+                transport.abort()
+
+    return TrustingProtocol
+
+
+def peer_uid(transport: asyncio.BaseTransport) -> int:
+    """Return the user id of the process at the other end of a Unix socket, as the kernel saw it connect."""
+    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as peer:
+        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    return _PEER.unpack(credentials)[1]
 
 
 class Bodies:

@@ -1,10 +1,11 @@
-"""Keeps the three processes of one installation running, each as its own user, where systemd does not.
+"""Keeps the four processes of one installation running, each as its own user, where systemd does not.
 
     python -m space.supervise run       in the foreground, until SIGTERM
     python -m space.supervise start     in the background; returns when all is ready, or says what is not
     python -m space.supervise stop      stops the supervisor and the processes; machines stay
+    python -m space.supervise stop-sandboxes   stops every sandbox that has a machine, as its owner could; disks stay
     python -m space.supervise prepare   makes the directories (systemd units call it)
-    python -m space.supervise serve X   becomes the process X (api, node, broker): what the supervisor starts
+    python -m space.supervise serve X   becomes the process X (api, node, gateway, broker): what the supervisor starts
 
 Knows nothing of what the processes do. Two sets of them never run at once: each holds a lock of its own while it lives,
 dies with the supervisor (PR_SET_PDEATHSIG), and is started only by the one supervisor that holds the supervisor's lock.
@@ -153,10 +154,11 @@ def trim_log(path: Path, bytes_max: int = LOG_BYTES_MAX) -> None:
 
 
 def installation_processes(settings: Settings) -> list[Process]:
-    """The three processes of ``settings``, in the order of starting."""
+    """The four processes of ``settings``, in the order of starting."""
     api_host = "127.0.0.1" if settings.api_host in {"0.0.0.0", "::"} else settings.api_host  # noqa: S104
     answers: dict[str, Callable[[], bool]] = {
         "broker": lambda: installation.accepts(settings.broker_socket),
+        "gateway": lambda: installation.accepts(settings.gateway_socket),
         "node": lambda: installation.accepts(settings.node_socket),
         "api": lambda: installation.accepts((api_host, settings.api_port)),
     }
@@ -166,13 +168,17 @@ def installation_processes(settings: Settings) -> list[Process]:
 
 def process_argv(name: str, user: str) -> list[str]:
     """What starts process ``name`` as ``user``: dying with its parent, and without a way back to privileges."""
+    serve = [sys.executable, "-I", "-m", "space.supervise", "serve", name, "--parent", str(os.getpid())]
+    return [*_as_user(user), *serve]
+
+
+def _as_user(user: str) -> list[str]:
     drop = []
     if user != "root":
         account = pwd.getpwnam(user)
         ids = [f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
         drop = [*ids, "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all"]
-    serve = [sys.executable, "-I", "-m", "space.supervise", "serve", name, "--parent", str(os.getpid())]
-    return ["setpriv", "--pdeathsig=KILL", *drop, *serve]
+    return ["setpriv", "--pdeathsig=KILL", *drop]
 
 
 def process_env(name: str) -> dict[str, str]:
@@ -250,11 +256,20 @@ def _background(log_path: Path) -> "subprocess.Popen[bytes]":
         os.close(log)
 
 
-def stop(settings: Settings, wait_s: float = 3 * STOP_S + 5) -> None:
+def stop(settings: Settings, wait_s: float = 4 * STOP_S + 5) -> None:
     """Stop the supervisor and its processes, also where only some of them are left. Machines stay."""
     installation.end_holder(installation.supervisor_lock(settings), signal.SIGTERM, wait_s)
     for name in installation.users(settings):
         installation.end_holder(installation.process_lock(settings, name), signal.SIGKILL, STOP_S)
+
+
+def stop_sandboxes(settings: Settings) -> int:
+    """Have the api's user stop all sandboxes that have a machine; return 0 when none is left, or nothing runs here."""
+    if not installation.accepts(settings.node_socket):
+        return 0
+    argv = [*_as_user(settings.api_user), sys.executable, "-I", "-m", "space.api", "stop-all"]
+    # SAFETY: argv and environment are made of settings and constants; what runs has dropped to the api's user.
+    return subprocess.run(argv, stdin=subprocess.DEVNULL, cwd="/", env=process_env("api"), check=False).returncode
 
 
 def main() -> None:
@@ -263,9 +278,10 @@ def main() -> None:
     verbs.add_parser("run")
     verbs.add_parser("start").add_argument("--ready-s", type=float, default=30)
     verbs.add_parser("stop")
+    verbs.add_parser("stop-sandboxes")
     verbs.add_parser("prepare")
     serve_parser = verbs.add_parser("serve")
-    serve_parser.add_argument("name", choices=["api", "node", "broker"])
+    serve_parser.add_argument("name", choices=["api", "node", "gateway", "broker"])
     serve_parser.add_argument("--parent", type=int)
     args = parser.parse_args()
     try:
@@ -277,6 +293,8 @@ def main() -> None:
                 start(settings, args.ready_s)
             case "stop":
                 stop(settings)
+            case "stop-sandboxes":
+                raise SystemExit(stop_sandboxes(settings))
             case "prepare":
                 installation.prepare(settings)
             case _:

@@ -3,8 +3,9 @@
 `FakeDriver` keeps every promise of `space.drivers.base.Driver` but one: nothing separates its guests from the host. A
 machine is the guest agent as an ordinary process on the channel's FIFOs, without root, runsc, links or cgroups. It
 outlives its starter, stands still when paused, and comes back from a checkpoint with its memory: not because that is
-in a file, but because the process waits, stopped and cut off, for as long as the image's directory exists. One image
-therefore gives one machine.
+in a file, but because the process of a machine that has ended waits, stopped and cut off, for as long as an image of
+it exists. As a process cannot be in two places, an image gives back that process as it was at its end to the first who
+asks; whoever asks while it is in use gets a machine of the same image all of whose processes are gone.
 
     drivers = {"fake": FakeDriver(tmp_path / "fake")}
     async with Broker(settings, drivers).serving(): ...
@@ -46,9 +47,7 @@ class FakeDriver:
     """Machines as ordinary processes. `state_dir` holds a file per machine; `argv` is what runs as the guest."""
 
     name = "fake"
-    capabilities = Capabilities(
-        boundary="none: an ordinary process", needs=frozenset(), checkpoint=True, isolates=False
-    )
+    capabilities = Capabilities(boundary="none: an ordinary process", needs=frozenset(), checkpoint=True)
 
     def __init__(self, state_dir: Path, argv: Sequence[str] = AGENT_ARGV) -> None:
         self._state_dir = state_dir
@@ -74,7 +73,9 @@ class FakeDriver:
         parked = json.loads((image / "image.json").read_text())["parked"]
         descriptors = [channel.stdin, channel.stdout]
         answer = await asyncio.to_thread(_ask, parked, {"do": "adopt", "as": self._address(machine.id)}, descriptors)
-        if answer is None or (process := processes.identify(answer["pid"])) is None:
+        if answer is None:
+            return await self.start(machine, channel)
+        if (process := processes.identify(answer["pid"])) is None:
             raise HostError("The machine did not come back.", code="start-failed")
         return process
 
@@ -85,7 +86,7 @@ class FakeDriver:
         await self._tell(machine_id, "resume")
 
     async def checkpoint(self, machine_id: str, image: Path) -> None:
-        if (await self.inspect(machine_id)).state is not MachineState.PAUSED:
+        if (await self.inspect(machine_id)).state is not MachineState.RUNNING:
             raise MachineLost
         parked = f"{self._address(machine_id)}-{os.urandom(8).hex()}"
         try:
@@ -93,7 +94,7 @@ class FakeDriver:
             (image / "image.json").write_text(json.dumps({"parked": parked}))
         except OSError as error:
             raise HostFull("There is no room for the machine's memory image.", code="snapshot-store-full") from error
-        await self._tell(machine_id, "keep", image=str(image), parked=parked)
+        await self._tell(machine_id, "keep", image=str(image / "memory"), parked=parked)
 
     async def check_image(self, image: Path) -> None:
         try:
@@ -171,12 +172,12 @@ class _Keeper:
     """The process that stands for the machine: between the FIFOs and the agent, answering the driver."""
 
     def __init__(self, address: str, argv: Sequence[str]) -> None:
-        self._listening = _listen(address)
+        self._listening = [_listen(address)]
         self._argv = list(argv)
         self._paused = False
-        self._parked: socket.socket | None = None
-        self._image: int | None = None
-        self._cut_off = False
+        self._images: dict[str, int] = {}
+        """Where the machine is to be had once it has ended, and of which file: as long as that has a name."""
+        self._parked = False
 
     def run(self) -> None:
         """Leave the starter's process behind, start the agent, and serve until it ends."""
@@ -197,30 +198,34 @@ class _Keeper:
         for descriptor in (0, into[1], out_of[0], 1):
             os.set_blocking(descriptor, False)
         while self._agent.poll() is None:
-            if self._image is not None and not os.fstat(self._image).st_nlink:
-                if self._cut_off:
-                    break
-                self._forget_image()
+            self._forget_images()
+            if self._parked and not self._images:
+                break
             self._turn()
         self._end()
 
     def _turn(self) -> None:
         pumps = [] if self._paused else [self._in, self._out]
         with selectors.DefaultSelector() as selector:
-            selector.register(self._listening, selectors.EVENT_READ)
+            for listening in self._listening:
+                selector.register(listening, selectors.EVENT_READ)
             for pump in pumps:
                 descriptor, event = pump.waits_for()
                 selector.register(descriptor, event)
             ready = {key.fd for key, _ in selector.select(_IDLE_S)}
-        if self._listening.fileno() in ready:
-            self._answer()
+        asked = [listening for listening in self._listening if listening.fileno() in ready]
+        for listening in asked:
+            self._answer(listening)
+        if asked:
             return
         for pump in pumps:
             if pump.waits_for()[0] in ready and not pump.move():
                 self._end()
 
-    def _answer(self) -> None:
-        connection, _ = self._listening.accept()
+    def _answer(self, listening: socket.socket) -> None:
+        if listening.fileno() < 0:  # closed by the answer to another
+            return
+        connection, _ = listening.accept()
         with connection:
             connection.settimeout(_CALL_S)
             peer = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -241,23 +246,20 @@ class _Keeper:
         _signal_tree(self._agent.pid, signal.SIGSTOP)
 
     def _do_resume(self, _message: dict[str, Any], _descriptors: list[int]) -> None:
-        self._forget_image()
         self._paused = False
         _signal_tree(self._agent.pid, signal.SIGCONT)
 
     def _do_keep(self, message: dict[str, Any], _descriptors: list[int]) -> None:
-        self._forget_image()
-        self._image = os.open(message["image"], os.O_RDONLY | os.O_DIRECTORY)
-        self._parked = _listen(message["parked"])
+        self._images[message["parked"]] = os.open(message["image"], os.O_RDONLY)
 
     def _do_end(self, _message: dict[str, Any], _descriptors: list[int]) -> None:
-        """End, or, when an image was made of this very moment, wait for it to be restored or removed."""
-        if self._parked is None:
+        """End, or, as long as there is an image of the machine, wait for one to be restored or all to be removed."""
+        self._forget_images()
+        if not self._images:
             self._end()
-            return
-        self._listening.close()
-        self._listening = self._parked
-        self._cut_off = True
+        self._listen_at(*self._images)
+        self._parked = True
+        self._do_pause({}, [])
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null, 1)
@@ -268,17 +270,19 @@ class _Keeper:
             os.dup2(descriptor, number)
             os.set_blocking(number, False)
             os.close(descriptor)
-        self._listening = _listen(message["as"])
-        self._cut_off = False
+        self._listen_at(message["as"])
+        self._parked = False
         self._do_resume(message, [])
 
-    def _forget_image(self) -> None:
-        if self._parked:
-            self._parked.close()
-            self._parked = None
-        if self._image is not None:
-            os.close(self._image)
-            self._image = None
+    def _listen_at(self, *addresses: str) -> None:
+        before, self._listening = self._listening, [_listen(address) for address in addresses]
+        for listening in before:
+            listening.close()
+
+    def _forget_images(self) -> None:
+        for parked, image in list(self._images.items()):
+            if not os.fstat(image).st_nlink:
+                os.close(self._images.pop(parked))
 
     def _end(self) -> None:
         _signal_tree(self._agent.pid, signal.SIGSTOP)

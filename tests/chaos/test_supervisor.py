@@ -5,10 +5,11 @@ from pathlib import Path
 
 import httpx
 
+from space.installation import users
 from tests.client import Api, wait_until
 from tests.installation import Installation
 
-PROCESSES = ("broker", "node", "api")
+PROCESSES = ("broker", "gateway", "node", "api")
 
 
 def status_of(pid: int | None) -> dict[str, list[str]]:
@@ -21,19 +22,19 @@ def environment_of(pid: int | None) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs if pair)
 
 
-def test_api_and_node_are_users_of_their_own_without_capabilities(installation: Installation) -> None:
+def test_all_but_the_broker_are_users_of_their_own_without_capabilities(installation: Installation) -> None:
     installation.wait_ready()
     seen = set()
-    for name in ("node", "api"):
+    for name in ("gateway", "node", "api"):
         status = status_of(installation.pid(name))
-        user = pwd.getpwnam({"node": installation.settings.node_user, "api": installation.settings.api_user}[name])
+        user = pwd.getpwnam(users(installation.settings)[name])
         assert set(status["Uid"]) == {str(user.pw_uid)}
         assert set(status["Gid"]) == {str(user.pw_gid)}
         assert status["Groups"] in ([], [str(user.pw_gid)])
         assert {int(status[f"Cap{kind}"][0], 16) for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {0}
         assert status["NoNewPrivs"] == ["1"]
         seen.add(user.pw_uid)
-    assert len(seen) == 2
+    assert len(seen) == 3
 
 
 def test_no_process_has_a_key_or_a_password_in_its_environment_or_arguments(installation: Installation) -> None:
@@ -53,7 +54,7 @@ def test_a_killed_supervisor_takes_its_processes_along_and_the_next_finds_every_
     machine = installation.processes_of(sandbox)
     before = {name: installation.pid(name) for name in PROCESSES}
     installation.kill("supervisor")
-    wait_until(lambda: not any(map(installation.pid, PROCESSES)), 10, "the end of all three processes")
+    wait_until(lambda: not any(map(installation.pid, PROCESSES)), 10, "the end of all four processes")
     assert installation.processes_of(sandbox) == machine
     installation.run_supervisor()
     assert {name: installation.pid(name) for name in PROCESSES}.items().isdisjoint(before.items())
@@ -96,7 +97,7 @@ def test_before_it_is_taken_down_every_sandbox_is_stopped(api: Api, installation
 
 
 def test_each_process_comes_back_within_its_time_after_sigkill(installation: Installation) -> None:
-    for name in ("api", "node", "broker"):
+    for name in ("api", "gateway", "node", "broker"):
         installation.kill(name)
         wait_until(lambda: installation.pid(name), 5, f"a new {name}")  # noqa: B023
     installation.wait_ready()

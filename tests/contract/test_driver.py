@@ -3,167 +3,23 @@
 # ruff: noqa: ASYNC221 - a test has nothing else to do while a program runs
 
 import asyncio
-import contextlib
 import dataclasses
 import os
-import secrets
-import select
 import shutil
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from space.drivers import processes
-from space.drivers.base import Channel, Driver, Machine, MachineState, Need
-from space.drivers.gvisor import GVisorDriver
-from space.drivers.processes import Process
+from space.drivers.base import Blocks, MachineState, Need
 from space.errors import HostError, HostFull, MachineLost
 from space.model.ids import new_id
-from space.model.sandbox import Resources
 from space.testing import FakeDriver
-from tests import installation
 from tests.agent import Peer
+from tests.driver_bench import COUNTER, RESOURCES, Bench, bench, counted, hung_up, is_ended, produced, silent, wait
 
-QUIET_S = 0.3
-RESOURCES = Resources(cpus=1, memory_mib=512, disk_mib=256, pids=256)
-NAMES = ("fake", "gvisor")
-
-
-class Bench:
-    """One driver, and what its machines need of a host; all of it is gone when the bench is."""
-
-    def __init__(self, directory: Path, make: Callable[[], Driver], python: tuple[str, ...]) -> None:
-        self.directory = directory
-        self.make = make
-        self.driver = make()
-        self.python = python
-        self.started: list[Machine] = []
-
-    def machine(self) -> Machine:
-        """A machine with what the driver needs, prepared."""
-        machine = Machine(new_id("sbx"), "guest", RESOURCES)
-        if Need.DISK in self.driver.capabilities.needs:
-            root = self.directory / "roots" / machine.id
-            for name in (".space", "proc", "sys", "dev", "run", "tmp/.X11-unix", "etc"):
-                (root / name).mkdir(parents=True)
-            (root / "etc/passwd").write_text("root:x:0:0:root:/:/bin/sh\n")
-            (root / "etc/group").write_text("root:x:0:\n")
-            machine = dataclasses.replace(machine, root=root)
-        if Need.LINK in self.driver.capabilities.needs:
-            subprocess.run(["ip", "netns", "add", f"spct-{machine.id}"], check=True)
-            subprocess.run(["ip", "-n", f"spct-{machine.id}", "link", "set", "lo", "up"], check=True)
-            machine = dataclasses.replace(machine, netns=Path("/run/netns") / f"spct-{machine.id}")
-        self.started.append(machine)
-        return machine
-
-    def channel(self, machine: Machine) -> Channel:
-        """Fresh FIFOs in ``channels/<id>``, opened for the machine."""
-        directory = self.channel_directory(machine)
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
-        for name in ("in", "out"):
-            os.mkfifo(directory / name)
-        return Channel(*(os.open(directory / name, os.O_RDWR | os.O_CLOEXEC) for name in ("in", "out")))
-
-    def channel_directory(self, machine: Machine) -> Path:
-        return self.directory / "channels" / machine.id
-
-    async def start(self, machine: Machine) -> Process:
-        with closing(self.channel(machine)) as channel:
-            await self.driver.prepare(machine)
-            return await self.driver.start(machine, channel)
-
-    async def restore(self, machine: Machine, image: Path) -> Process:
-        with closing(self.channel(machine)) as channel:
-            await self.driver.prepare(machine)
-            return await self.driver.restore(machine, channel, image)
-
-    @contextlib.contextmanager
-    def peer(self, machine: Machine) -> Iterator[Peer]:
-        peer = Peer(self.channel_directory(machine))
-        try:
-            peer.greet()
-            yield peer
-        finally:
-            peer.close()
-
-    def image(self) -> Path:
-        path = self.directory / f"image-{secrets.token_hex(4)}"
-        path.mkdir()
-        return path
-
-    def end(self) -> None:
-        for machine in self.started:
-            asyncio.run(self.driver.destroy(machine.id, None))
-            if machine.netns:
-                subprocess.run(["ip", "netns", "delete", machine.netns.name], check=True)
-        for image in self.directory.glob("image-*"):
-            shutil.rmtree(image)
-
-
-@contextlib.contextmanager
-def closing(channel: Channel) -> Iterator[Channel]:
-    try:
-        yield channel
-    finally:
-        os.close(channel.stdin)
-        os.close(channel.stdout)
-
-
-@pytest.fixture(params=NAMES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    if request.param == "fake":
-        state = tmp_path / "state"
-        one = Bench(tmp_path, lambda: FakeDriver(state), (sys.executable, "-I", "-c"))
-    else:
-        runsc = shutil.which("runsc") or "/opt/space/bin/runsc"
-        reason = installation.unfit() or (None if Path(runsc).exists() else "needs runsc: run scripts/runsc")
-        if reason:
-            pytest.skip(f"driver gvisor {reason}")
-        guest = installation.printed_path("guest-runtime")
-        loader = ("/.space/lib/ld-linux-x86-64.so.2", "--library-path", "/.space/lib", "/.space/bin/python3")
-        # The state must be on a short path: runsc keeps a socket there.
-        state = Path("/run") / f"spct-{secrets.token_hex(4)}"
-        one = Bench(tmp_path, lambda: GVisorDriver(Path(runsc), state, guest), (*loader, "-I", "-S", "-c"))
-    yield one
-    one.end()
-    shutil.rmtree(state, ignore_errors=True)
-
-
-COUNTER = "import itertools, time\nfor n in itertools.count():\n    print(n, flush=True)\n    time.sleep(0.01)"
-
-
-def counted(peer: Peer, number: int) -> int:
-    """How far the counter on a stream has come."""
-    return bytes(peer.data.get(number, b"")).count(b"\n")
-
-
-def silent(peer: Peer, number: int) -> bool:
-    """Whether nothing more arrives on a stream, once what was on its way is here."""
-    before = -1
-    while before != counted(peer, number):
-        before = counted(peer, number)
-        peer.step(QUIET_S)
-    deadline = time.monotonic() + QUIET_S
-    while time.monotonic() < deadline:
-        peer.step(QUIET_S)
-    return counted(peer, number) == before
-
-
-def is_ended(process: Process) -> bool:
-    return not processes.is_alive(process)
-
-
-def wait(condition: Callable[[], bool], what: str, patience_s: float = 10) -> None:
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.002)
+__all__ = ["bench"]
 
 
 async def test_a_started_machine_answers_and_runs_programs(bench: Bench) -> None:
@@ -209,22 +65,24 @@ async def test_pause_and_resume_may_be_repeated(bench: Bench) -> None:
     assert (await bench.driver.inspect(machine.id)).state is MachineState.PAUSED
 
 
-async def test_a_checkpoint_leaves_the_machine_paused_and_able_to_go_on(bench: Bench) -> None:
+async def test_a_checkpoint_leaves_a_machine_that_goes_on(bench: Bench) -> None:
     machine = bench.machine()
     await bench.start(machine)
     with bench.peer(machine) as peer:
         counter = peer.start(*bench.python, COUNTER)
         number = counter.streams["stdout"]
         peer.until(lambda: counted(peer, number) > 3, "the counter counts")
-        await bench.driver.pause(machine.id)
-        image = bench.image()
-        await bench.driver.checkpoint(machine.id, image)
-        await bench.driver.check_image(image)
-        assert (await bench.driver.inspect(machine.id)).state is MachineState.PAUSED
-        assert silent(peer, number)
-        before = counted(peer, number)
-        await bench.driver.resume(machine.id)
-        peer.until(lambda: counted(peer, number) > before + 3, "the counter goes on")
+        for _ in range(2):
+            image = bench.image()
+            await bench.checkpoint(machine, image)
+            await bench.driver.check_image(image)
+            assert (await bench.driver.inspect(machine.id)).state is MachineState.RUNNING
+            goes_on(peer, number)
+
+
+def goes_on(peer: Peer, number: int) -> None:
+    before = counted(peer, number)
+    peer.until(lambda: counted(peer, number) > before + 3, "the counter goes on")
 
 
 async def test_a_restored_machine_goes_on_where_the_checkpoint_was_made(bench: Bench) -> None:
@@ -235,9 +93,8 @@ async def test_a_restored_machine_goes_on_where_the_checkpoint_was_made(bench: B
         counter = peer.start(*bench.python, COUNTER, id="cmdcounter")
         number = counter.streams["stdout"]
         peer.until(lambda: counted(peer, number) > 3, "the counter counts")
-        await bench.driver.pause(machine.id)
         image = bench.image()
-        await bench.driver.checkpoint(machine.id, image)
+        await bench.checkpoint(machine, image)
         await bench.driver.destroy(machine.id, first)
     assert (await bench.driver.inspect(machine.id)).state is MachineState.ABSENT
     process = await bench.restore(machine, image)
@@ -253,12 +110,6 @@ async def test_a_restored_machine_goes_on_where_the_checkpoint_was_made(bench: B
         assert peer.run(*bench.python, "print('still here')").stdout == b"still here\n"
 
 
-def produced(peer: Peer) -> int:
-    peer.greet()
-    assert peer.welcome is not None
-    return next(command["streams"]["stdout"]["produced"] for command in peer.welcome["commands"])
-
-
 async def test_a_checkpoint_that_does_not_fit_is_refused_and_the_machine_goes_on(bench: Bench) -> None:
     """F10: the host's store is full; nothing happens to the machine."""
     if os.geteuid() != 0:
@@ -269,14 +120,12 @@ async def test_a_checkpoint_that_does_not_fit_is_refused_and_the_machine_goes_on
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", small], check=True)
     try:
         (small / "image").mkdir()
-        await bench.driver.pause(machine.id)
         with pytest.raises(HostFull) as caught:
             await bench.driver.checkpoint(machine.id, small / "image")
     finally:
         subprocess.run(["umount", small], check=True)
     assert caught.value.code == "snapshot-store-full"
-    assert (await bench.driver.inspect(machine.id)).state is MachineState.PAUSED
-    await bench.driver.resume(machine.id)
+    assert (await bench.driver.inspect(machine.id)).state is MachineState.RUNNING
     with bench.peer(machine) as peer:
         assert peer.run(*bench.python, "print('as before')").stdout == b"as before\n"
 
@@ -284,15 +133,23 @@ async def test_a_checkpoint_that_does_not_fit_is_refused_and_the_machine_goes_on
 async def test_an_image_that_is_not_whole_is_refused(bench: Bench) -> None:
     machine = bench.machine()
     await bench.start(machine)
-    await bench.driver.pause(machine.id)
     image = bench.image()
-    await bench.driver.checkpoint(machine.id, image)
+    await bench.checkpoint(machine, image)
     largest = max(image.iterdir(), key=lambda path: path.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)
     with pytest.raises(HostError, match="image"):
         await bench.driver.check_image(image)
     with pytest.raises(HostError):
         await bench.driver.check_image(bench.image())
+
+
+async def _unknown(bench: Bench, machine_id: str) -> None:
+    """Wait until what helped the machine has seen, too, that it has ended."""
+    for _ in range(1000):
+        if machine_id not in await bench.driver.known():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("the driver still knows the machine")
 
 
 async def test_a_destroyed_machine_leaves_no_process_no_state_and_a_closed_channel(bench: Bench) -> None:
@@ -302,17 +159,11 @@ async def test_a_destroyed_machine_leaves_no_process_no_state_and_a_closed_chann
     try:
         await bench.driver.destroy(machine.id, process)
         assert is_ended(process)
-        assert machine.id not in await bench.driver.known()
+        await _unknown(bench, machine.id)
         assert (await bench.driver.inspect(machine.id)).state is MachineState.ABSENT
         wait(lambda: hung_up(out), "end of file on the channel")
     finally:
         os.close(out)
-
-
-def hung_up(descriptor: int) -> bool:
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return any(event & select.POLLHUP for _, event in poller.poll(0))
 
 
 @pytest.mark.parametrize("paused", [False, True])
@@ -381,8 +232,11 @@ def test_a_machine_outlives_the_process_that_started_it(bench: Bench) -> None:
 
 
 async def test_a_start_that_cannot_work_fails_and_can_be_taken_away(bench: Bench) -> None:
+    nothing = bench.directory / "no such thing"
     if Need.DISK in bench.driver.capabilities.needs:
-        machine = dataclasses.replace(bench.machine(), root=bench.directory / "no such directory")
+        machine = dataclasses.replace(bench.machine(), root=nothing)
+    elif Need.BLOCKS in bench.driver.capabilities.needs:
+        machine = dataclasses.replace(bench.machine(), blocks=Blocks(nothing, nothing))
     else:
         machine = bench.machine()
         bench.driver = FakeDriver(bench.directory / "state", ["/no/such/agent"])

@@ -21,6 +21,7 @@ from tests.node_host import (
     wait_until_still,
 )
 
+IDLE_S = 1.5
 COUNTER = "i=0; while [ $i -lt {0} ]; do echo $i; i=$((i+1)); done"
 
 
@@ -131,13 +132,15 @@ def test_a_command_without_stdin_takes_none(host, box):
     assert client.data["stdout"] == b""
 
 
-def test_a_terminal_knows_its_size_and_survives_a_lost_connection(host, box):
-    """E20"""
+def test_a_terminal_knows_its_size_and_survives_silence_and_a_lost_connection(host, box):
+    """E20: what was missed comes once, as `Attached` checks by its offset."""
     command = host.create(box, argv=["/bin/sh"], tty={"rows": 10, "cols": 40}, env={"PS1": "$ "})
     with attach(host, command) as client:
         client.until(lambda: client.started)
         client.feed(b"stty size\r")
-        client.until(lambda: b"10 40" in client.data["tty"])
+        client.until(lambda: client.data["tty"].endswith(b"10 40\r\n$ "))
+        with pytest.raises(TimeoutError):
+            client.take(IDLE_S)
         client.feed(b"i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done; echo all''done\r")
         client.until(lambda: b"line 5\r\n" in client.data["tty"])
         seen, fed = client.at["tty"], client.stdin_at

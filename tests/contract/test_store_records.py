@@ -100,6 +100,9 @@ async def test_templates_are_what_the_node_last_had(store: Database) -> None:
     other = Template("other", "v1", "sha256:" + "3" * 64, NOW)
     await store.write(lambda c: templates.replace(c, [old, other]))
     assert await store.read(lambda c: templates.find(c, Reference("base", "latest"))) == old
+    again = replace(old, seen_at=NOW + timedelta(days=1), bytes=6)
+    await store.write(lambda c: templates.replace(c, [again]))
+    assert await store.read(lambda c: templates.find(c, Reference("base", "latest"))) == replace(again, seen_at=NOW)
     await store.write(lambda c: templates.replace(c, [new]))
     assert await store.read(lambda c: templates.find(c, Reference("base", "latest"))) == new
     assert await store.read(lambda c: templates.find(c, Reference(digest=old.digest))) is None

@@ -147,12 +147,12 @@ def test_every_setting_is_documented() -> None:
 
 def test_units_name_programs_and_users_as_set_up_makes_them() -> None:
     units = {path.name: path.read_text() for path in (ROOT / "deploy/systemd").iterdir()}
-    assert set(units) == {"space.target", "space-broker.service", "space-node.service", "space-api.service"}
+    assert set(units) == {"space.target", *(f"space-{name}.service" for name in ("broker", "gateway", "node", "api"))}
     up = (ROOT / "scripts/up").read_text()
-    for name in ("broker", "node", "api"):
+    for name in ("broker", "gateway", "node", "api"):
         assert f"/opt/space/venv/bin/python -I -m space.supervise serve {name}\n" in units[f"space-{name}.service"]
     assert "$PREFIX/venv" in up
-    for name in ("node", "api"):
+    for name in ("gateway", "node", "api"):
         assert f"User=space-{name}\n" in units[f"space-{name}.service"]
         assert f"space-{name}" in (ROOT / "scripts/users").read_text()
 
@@ -175,3 +175,16 @@ def test_nothing_is_left_for_later() -> None:
         if marks.search(line)
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("recipe", sorted(path.parent.name for path in (ROOT / "templates").glob("*/Dockerfile")))
+def test_a_recipe_takes_nothing_that_is_not_pinned_by_hash(recipe: str) -> None:
+    directory = ROOT / "templates" / recipe
+    asked = {line for line in (directory / "packages.in").read_text().splitlines() if line}
+    locked = (directory / "packages.lock").read_text()
+    pinned = re.findall(r"^([a-z0-9-]+)==(.+?)(?: ;.*)?(?= \\$)", locked, re.MULTILINE)
+    assert {re.split("[<>=]", line)[0] for line in asked} <= {name for name, _ in pinned}
+    assert all(f"{name}=={version}" in locked and "--hash=sha256:" in locked for name, version in pinned)
+    assert locked.count("==") <= locked.count("--hash=sha256:")
+    assert "://" not in locked
+    assert (directory / "Dockerfile").read_text().splitlines()[1] == "FROM space:base"

@@ -15,7 +15,7 @@ import space
 from space import error_wire, errors
 from space.api import errors as api_errors
 from space.api.routes import ROUTES
-from space.control import lifecycle
+from space.control import outcomes
 from space.node import errors as node_errors
 from space.sdk import errors as sdk_errors
 from space.sdk import requests as sdk_requests
@@ -26,7 +26,8 @@ REFERENCE = ROOT / "docs/reference"
 SKIPPED = {".git", ".venv", ".pytest_cache", "results", "dist", "node_modules"}
 
 # Which parts of the sources raise what a section of the page tells of.
-OVER_HTTP = ("listening.py", "api/", "control/", "node/", "store/")
+OVER_HTTP = ("listening.py", "api/", "e2b/", "control/", "node/", "store/")
+CARRYING_OUT = ("control/lifecycle.py", "control/forks.py")
 FAILURES, LOCAL, OPERATORS = "Failures of operations", "SDK and command line", "For operators only"
 GENERAL, FILES = "Of every kind", "Files"
 
@@ -69,7 +70,7 @@ def classes() -> dict[str, type[errors.SpaceError]]:
 @functools.cache
 def causes() -> set[str]:
     """Codes that are told as values: `Failure("…")`, and the table of causes of a machine's end."""
-    found = set(lifecycle._CAUSES)
+    found = set(outcomes.CAUSES)
     for path in (SOURCES / "control").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if (
@@ -120,7 +121,7 @@ def answers() -> dict[str, set[Answer]]:
     """With which statuses and as which classes each code is answered, as far as the sources show it."""
     found: defaultdict[str, set[Answer]] = defaultdict(set)
     for code, cls, where in raised():
-        if where.startswith(OVER_HTTP) and where != "control/lifecycle.py":
+        if where.startswith(OVER_HTTP) and where not in CARRYING_OUT:
             found[code].add((error_wire.status_of(cls(code=code)), cls))
     told = [*node_errors._BY_ERRNO.values()]
     told += [(cls, code, "") for cls, code, _ in node_errors._BY_GUEST_CODE.values() if code is not None]
@@ -139,7 +140,7 @@ def failures() -> dict[str, set[Answer]]:
     """As `answers`, of the errors that an operation can fail with below the node."""
     found: defaultdict[str, set[Answer]] = defaultdict(set)
     for code, cls, where in raised():
-        if where.startswith(("broker/", "drivers/", "node/machines.py", "control/lifecycle.py")):
+        if where.startswith(("broker/", "drivers/", "node/machines.py", "node/introductions.py", *CARRYING_OUT)):
             found[code].add((error_wire.status_of(cls(code=code)), cls))
     return found
 
@@ -219,6 +220,20 @@ def test_every_path_of_the_api_is_on_its_page() -> None:
 def test_every_public_name_of_the_sdk_is_on_its_page() -> None:
     page = (REFERENCE / "sdk.md").read_text()
     assert [name for name in space.__all__ if not re.search(rf"`{name}`|^### {name}$", page, re.MULTILINE)] == []
+
+
+def test_every_row_of_the_drivers_table_is_a_test_that_there_is_and_none_failed() -> None:
+    page = (REFERENCE / "drivers.md").read_text()
+    table = page.split("<!-- generated: contract -->")[1].split("<!-- end: contract -->")[0]
+    rows = re.findall(r"^\| ([a-z][^|]*) \|(.*)\|$", table, re.MULTILINE)[1:]
+    there = {
+        name.replace("_", " ")
+        for path in (ROOT / "tests/contract").glob("test_driver*.py")
+        for name in re.findall(r"def test_(\w+)\(", path.read_text())
+    }
+    assert len(rows) > 30
+    assert [name for name, _ in rows if name not in there] == []
+    assert [name for name, cells in rows if "FAIL" in cells] == []
 
 
 def pages() -> list[Path]:

@@ -2,7 +2,6 @@
 
 # ruff: noqa: ASYNC240 - a test has nothing else to do while a program runs
 
-import asyncio
 import contextlib
 import grp
 import io
@@ -18,10 +17,9 @@ from pathlib import Path
 import pytest
 
 from space.broker import setup
-from space.broker.templates import Defaults
+from space.broker.defaults import Defaults
 from space.errors import HostError
-from tests import installation
-from tests.brokers import GUEST_PYTHON, Separate, Site
+from tests.brokers import GUEST_PYTHON, Separate, Site, cleared, started
 
 NODE = "daemon"
 """A user of every Debian, here in the node's place."""
@@ -53,25 +51,14 @@ class Guarded(Separate):
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    if reason := installation.unfit():
-        pytest.skip(reason)
-    one = Guarded(tmp_path_factory.mktemp("broker"))
-    try:
-        asyncio.run(one.set_up())
-        one.start()
+    with started(Guarded(tmp_path_factory.mktemp("broker"))) as one:
         yield one
-        one.stop()
-    finally:
-        one.remove()
 
 
 @pytest.fixture
 async def site(broker: Guarded) -> AsyncIterator[Site]:
-    one = broker.site()
-    yield one
-    for machine in await one.call("machines"):
-        await one.call("destroy", machine=machine["machine"])
-    await one.client.close()
+    async with cleared(broker) as one:
+        yield one
 
 
 def as_user(uid: int, gid: int, *words: str) -> subprocess.CompletedProcess[str]:

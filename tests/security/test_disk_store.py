@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from space.broker.btrfs import KEPT_FREE, SIZE_MIB_MIN, BtrfsDisks
+from space.broker.quotas import Origin
 from space.errors import HostFull
 from space.model.ids import new_id
 from tests import installation
@@ -79,10 +80,10 @@ async def test_disks_are_made_in_what_is_set_aside_however_little_the_host_has_b
 ) -> None:
     await disks.open()
     await disks.new_template(".import-1")
-    size = await disks.seal_template(".import-1", "ab" * 32)
+    size = await disks.seal_template(".import-1", "ab" * 32, 0)
     machine = new_id("sbx")
     assert free_mib(host) < 256
-    await disks.create(machine, disks.template("ab" * 32), size, 64)
+    await disks.create(machine, Origin(disks.template("ab" * 32), size), 64)
     await disks.attach(machine)
     fill(host)
     with pytest.raises(HostFull):

@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 
 from space.broker import setup
-from space.broker.templates import Defaults
+from space.broker.defaults import Defaults
 from space.drivers import processes
 from space.errors import SpaceError
 from space.model.ids import new_id
 from space.model.sandbox import Resources
-from tests import installation
-from tests.brokers import GUEST_PYTHON, Separate, Site, until
+from tests.brokers import GUEST_PYTHON, Separate, Site, cleared, started, until
 
 FILL = """
 import errno, os
@@ -32,16 +31,6 @@ try:
 except OSError as error:
     print(errno.errorcode[error.errno], size >> 20)
 """
-HOG = "b = []\nwhile True: b.append(b'x' * (1 << 20))"
-# A file system in memory, larger than the machine's.
-HOARD = """
-import ctypes, os
-os.mkdir('/hoard')
-assert ctypes.CDLL(None).mount(b'none', b'/hoard', b'tmpfs', 0, b'size=1g') == 0
-with open('/hoard/file', 'wb', buffering=0) as file:
-    while True:
-        file.write(os.urandom(1 << 20))
-"""
 COUNTER = (
     "import itertools, time\nfor n in itertools.count():\n    open('/count', 'w').write(str(n))\n    time.sleep(0.01)"
 )
@@ -49,26 +38,14 @@ COUNTER = (
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Separate]:
-    if reason := installation.unfit():
-        pytest.skip(reason)
-    one = Separate(tmp_path_factory.mktemp("broker"))
-    try:
-        asyncio.run(one.set_up())
-        one.start()
+    with started(Separate(tmp_path_factory.mktemp("broker"))) as one:
         yield one
-        one.stop()
-    finally:
-        one.remove()
 
 
 @pytest.fixture
 async def site(broker: Separate) -> AsyncIterator[Site]:
-    one = broker.site()
-    yield one
-    for machine in await one.call("machines"):
-        await one.call("destroy", machine=machine["machine"])
-    await one.client.close()
-    assert one.strays() == []
+    async with cleared(broker) as one:
+        yield one
 
 
 def python(site: Site, machine: str, code: str) -> str:
@@ -124,11 +101,11 @@ async def test_a_suspended_machine_has_nothing_on_the_host_but_its_disk_and_imag
     machine = await site.boot()
     seen = await site.call("inspect", machine=machine)
     await site.call("suspend", machine=machine)
-    assert resident(site) == []
+    await until(lambda: resident(site) == [], "all else is given back soon after")
     assert processes.identify(seen["pid"]) is None
     assert sorted(path.name for path in site.image(machine).parent.iterdir()) == [machine]
     await site.call("wake", machine=machine)
-    assert list(site.image(machine).parent.iterdir()) == []
+    await until(lambda: list(site.image(machine).parent.iterdir()) == [], "the image goes once that is answered")
 
 
 async def test_a_disk_holds_what_was_promised_and_not_much_more(site: Site) -> None:
@@ -189,41 +166,6 @@ async def test_a_paused_machine_stays_paused_when_its_suspend_is_refused(site: S
     await site.call("resume", machine=machine)
 
 
-async def test_a_machine_that_the_kernel_ends_for_want_of_memory_says_so_and_its_disk_is_kept(site: Site) -> None:
-    machine = await site.boot(memory_mib=128)
-    python(site, machine, "open('/kept', 'w').write('kept')")
-    pid = (await site.call("inspect", machine=machine))["pid"]
-    # The kernel's choice, made for it: on its own it ends the guest's processes first.
-    Path(f"/proc/{pid}/oom_score_adj").write_text("1000")  # noqa: ASYNC240 a file of the kernel
-    with site.peer(machine) as peer:
-        peer.start(*GUEST_PYTHON, HOARD)
-        seen = await site.until(machine, "exited", patience_s=30)
-    assert seen["cause"] == "oom-killed"
-    await until(lambda: resident(site) == [], "everything is released")
-    await site.call("start", machine=machine)
-    assert python(site, machine, "print(open('/kept').read())") == "kept\n"
-
-
-@pytest.mark.parametrize("code", [HOG, HOARD])
-async def test_what_outgrows_the_memory_is_ended_alone_or_with_its_machine_and_that_is_told(
-    site: Site, code: str
-) -> None:
-    """Where the guest's kernel gives the memory back in time the process ends alone; else there is nothing left to save."""
-    machine = await site.boot(memory_mib=128)
-    with site.peer(machine) as peer:
-        greedy = peer.start(*GUEST_PYTHON, code)
-        deadline = time.monotonic() + 30
-        seen = await site.call("inspect", machine=machine)
-        while seen["state"] == "running" and greedy.id not in peer.exits:
-            assert time.monotonic() < deadline, seen
-            peer.step(0.1)
-            seen = await site.call("inspect", machine=machine)
-    if seen["state"] == "running":
-        assert seen["usage"]["oom_kills"] > 0
-    else:
-        assert (seen["state"], seen["cause"]) == ("exited", "oom-killed")
-
-
 async def test_a_machine_that_is_killed_is_found_exited_and_can_be_started_again(site: Site) -> None:
     machine = await site.boot()
     os.kill((await site.call("inspect", machine=machine))["pid"], signal.SIGKILL)
@@ -248,9 +190,9 @@ async def test_a_machine_gets_the_processor_time_it_has_and_no_more(broker: Sepa
     assert 0.5 < used < allowed * took * 1.1 + 0.2
 
 
-async def test_a_fork_bomb_stays_within_the_machines_share_of_host_tasks(site: Site) -> None:
+async def test_a_fork_bomb_stays_within_the_machines_share_of_host_tasks(broker: Separate, site: Site) -> None:
     machine = await site.boot(pids=64)
-    limit = 64 * 2 + 256
+    limit = broker.driver().limits(Resources(pids=64)).pids
     bomb = "import threading, time\nfor _ in range(2000):\n    try: threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n    except Exception: pass"
     with site.peer(machine) as peer:
         peer.start(*GUEST_PYTHON, bomb)
@@ -325,21 +267,26 @@ async def test_the_same_template_imported_again_is_the_same_and_old_ones_stay_us
     finally:
         (broker.directory / "root/new").unlink()
     listed = await site.call("templates")
-    assert [(one["name"], one["tag"], one["digest"]) for one in listed] == [("tiny", "latest", newer.digest)]
+    named = {one["digest"]: (one["name"], one["tag"]) for one in listed if "name" in one}
+    assert named.pop(newer.digest) == ("tiny", "latest")
+    assert [name for name, _ in named.values()] == ["scratch"]
+    assert broker.template in {one["digest"] for one in listed}
     old = await site.boot()
     assert python(site, old, "import os; print(os.path.exists('/new'))") == "False\n"
     site.template = newer.digest
     new = await site.boot()
     assert python(site, new, "import os; print(os.path.exists('/new'))") == "True\n"
     again = await setup.import_template(broker.settings, broker.directory / "root", "tiny", "latest", Defaults())
-    assert (await site.call("templates"))[0]["digest"] == again.digest == broker.template
+    named = {one.get("name"): one["digest"] for one in await site.call("templates")}
+    assert named["tiny"] == again.digest == broker.template
 
 
 async def test_taken_down_nothing_is_left_but_data_and_brought_up_again_the_disk_is_there(
     broker: Separate, site: Site
 ) -> None:
     machine = await site.boot()
-    suspended = await site.boot()
+    suspended, paused = await site.boot(), await site.boot()
+    await site.call("pause", machine=paused)
     python(site, machine, "open('/kept', 'w').write('kept')")
     python(site, suspended, "open('/kept', 'w').write('kept, too')")
     await site.call("suspend", machine=suspended)
@@ -350,8 +297,9 @@ async def test_taken_down_nothing_is_left_but_data_and_brought_up_again_the_disk
     await setup.unmount(broker.settings)
     assert [stray for stray in site.strays("all") if "directory" not in stray] == []
     broker.start()
-    seen = await site.call("inspect", machine=machine)
-    assert (seen["state"], seen["cause"]) == ("exited", "host-lost")
+    for one in (machine, paused):
+        seen = await site.call("inspect", machine=one)
+        assert (seen["state"], seen["cause"]) == ("exited", "host-lost")
     await site.call("start", machine=machine)
     assert python(site, machine, "print(open('/kept').read())") == "kept\n"
     await site.call("wake", machine=suspended)

@@ -19,7 +19,7 @@ import pytest
 
 from space import Client, Sandbox
 from tests.client import wait_until
-from tests.installation import Installation
+from tests.installation import Installation, patient
 
 SPACE = [sys.executable, "-c", "from space.cli import main; main()"]
 
@@ -37,7 +37,7 @@ class Cli:
 
     def __call__(self, *words: str, stdin: bytes = b"", status: int = 0) -> str:
         done = subprocess.run(
-            [*SPACE, *words], input=stdin, env=self.environment, capture_output=True, timeout=100, check=False
+            [*SPACE, *words], input=stdin, env=self.environment, capture_output=True, timeout=patient(100), check=False
         )
         assert done.returncode == status, (words, done.returncode, done.stdout, done.stderr)
         return done.stdout.decode()
@@ -84,7 +84,7 @@ def test_exec_keeps_the_streams_apart_and_sets_what_is_asked(cli: Cli, name: str
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
         check=True,
     )
     assert done.stdout.splitlines() == ["out", "root", "/tmp", "b c"]
@@ -102,7 +102,7 @@ def test_output_comes_while_the_program_runs_and_ctrl_c_reaches_it(cli: Cli, nam
     assert process.stdout.readline() == b"ready\n"
     process.send_signal(signal.SIGINT)
     assert process.stdout.read() == b"caught\n"
-    assert process.wait(timeout=30) == 9
+    assert process.wait(timeout=patient(30)) == 9
 
 
 def test_the_life_of_a_sandbox(cli: Cli) -> None:
@@ -122,6 +122,35 @@ def test_the_life_of_a_sandbox(cli: Cli) -> None:
     assert [s["id"] for s in json.loads(cli("ls", "--json", "-m", "for=cli"))] == [made]
     cli("rm", "cli-life")
     cli("inspect", made, status=1)
+
+
+def test_a_sandbox_is_forked_and_kept_and_started_from_what_was_kept(cli: Cli, name: str) -> None:
+    cli("exec", name, "--", "sh", "-c", "echo kept > branch.txt; echo kept > /dev/shm/branch")
+    forks = cli("fork", name, "--count", "2", "-m", "for=cli-fork").split()
+    assert sorted(s["id"] for s in json.loads(cli("ls", "--json", "-m", "for=cli-fork"))) == sorted(forks)
+    for fork in forks:
+        assert cli("exec", fork, "--", "cat", "branch.txt", "/dev/shm/branch") == "kept\nkept\n"
+    cli("rm", *forks)
+    snapshot = cli("snapshot", "create", name, "cli-kept").strip()
+    assert json.loads(cli("snapshot", "inspect", "cli-kept", "--json"))["id"] == snapshot
+    assert snapshot in cli("snapshot", "ls")
+    assert cli("run", f"snapshot:{snapshot}", "--", "cat", "/dev/shm/branch") == "kept\n"
+    cli("snapshot", "rm", "cli-kept")
+    cli("run", f"snapshot:{snapshot}", "--", "true", status=125)
+    assert snapshot not in cli("snapshot", "ls")
+
+
+def test_the_keepers_subcommands_answer(cli: Cli, installation: Installation) -> None:
+    project = json.loads(cli("project", "--json"))
+    assert project["used"]["sandboxes"] >= 0
+    assert "memory" in cli("pool").splitlines()[-1]
+    assert set(json.loads(cli("pool", "--json"))) == {"memory_mib", "memory_max_mib", "shapes"}
+    assert isinstance(json.loads(cli("gc", "--dry-run", "--json")), list)
+    member = dict(cli.environment, SPACE_API_KEY=installation.other_key)
+    for words in (["pool"], ["gc"], ["project", "--set", "cpus=1"]):
+        done = subprocess.run([*SPACE, *words], env=member, capture_output=True, timeout=patient(60), check=False)
+        assert done.returncode == 1, words
+        assert b"admin" in done.stderr
 
 
 def test_copies_go_both_ways(cli: Cli, name: str, tmp_path: Path) -> None:
@@ -152,10 +181,10 @@ def test_keys_are_made_and_revoked(cli: Cli, installation: Installation) -> None
     key = cli("keys", "create", "cli-test").strip()
     other = dict(cli.environment, SPACE_API_KEY=key)
     listing = [*SPACE, "ls"]
-    assert subprocess.run(listing, env=other, capture_output=True, timeout=60, check=False).returncode == 0
+    assert subprocess.run(listing, env=other, capture_output=True, timeout=patient(60), check=False).returncode == 0
     made = next(k for k in json.loads(cli("keys", "ls", "--json")) if k["name"] == "cli-test")
     cli("keys", "revoke", made["id"])
-    assert subprocess.run(listing, env=other, capture_output=True, timeout=60, check=False).returncode == 1
+    assert subprocess.run(listing, env=other, capture_output=True, timeout=patient(60), check=False).returncode == 1
 
 
 class Terminal:

@@ -9,7 +9,7 @@ import pytest
 
 from space import Sandbox
 from tests.client import Api, error_code, wait_until
-from tests.installation import Installation
+from tests.installation import Installation, patient
 
 SEQ = "".join(f"{n}\n" for n in range(1, 100_001))
 
@@ -102,7 +102,7 @@ def test_a_background_child_does_not_keep_the_command(api: Api, sandbox: str, co
     start = time.monotonic()
     result = api.exec(sandbox, command)
     assert result["exit"] == {"kind": "exited", "code": 0, "signal": None}
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < patient(5)
     assert api.exec(sandbox, "pgrep -f 'sleep 60|http.server'")["exit"]["code"] == 0
 
 
@@ -114,7 +114,7 @@ def test_a_long_tail_before_the_exit_is_whole_though_a_child_holds_the_pipe(api:
     assert result["exit"]["code"] == 3
     assert result["stdout_bytes"] == 1_000_000
     assert len(result["stdout"]) == 1_000_000
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < patient(10)
 
 
 def test_without_stdin_a_reader_sees_the_end_at_once(api: Api, shared: str) -> None:
@@ -172,11 +172,12 @@ def test_the_way_a_program_ended_is_told_exactly(api: Api, shared: str, script: 
     assert api.exec(shared, script)["exit"] == expected
 
 
-def test_thousands_of_orphans_leave_no_zombie(api: Api, sandbox: str) -> None:
+@pytest.mark.parametrize("orphans", [200, pytest.param(2000, marks=pytest.mark.long)])
+def test_orphans_leave_no_zombie(api: Api, sandbox: str, orphans: int) -> None:
     """E17"""
     count = "grep -l 'State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l; ls -d /proc/[0-9]* | wc -l"
     before = api.output(sandbox, count).split()
-    api.output(sandbox, "i=0; while [ $i -lt 2000 ]; do (true &) ; i=$((i+1)); done", timeout_s=100)
+    api.output(sandbox, f"i=0; while [ $i -lt {orphans} ]; do (true &) ; i=$((i+1)); done", timeout_s=100)
     wait_until(lambda: api.output(sandbox, count).split() == before, what="no zombies and as few processes as before")
     api.verb(sandbox, "suspend")
     api.verb(sandbox, "wake")

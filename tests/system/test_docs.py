@@ -1,4 +1,4 @@
-"""Every code block of the README, the tutorial and the API's page runs as it stands, on a real installation."""
+"""Every code block of the README, the tutorial, the how-to pages and the API's page runs as it stands, for real."""
 
 import os
 import re
@@ -11,7 +11,12 @@ import pytest
 from tests.installation import Installation
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/tutorial").glob("*.md")), ROOT / "docs/reference/api.md"]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs/tutorial").glob("*.md")),
+    *sorted((ROOT / "docs/how-to").glob("*.md")),
+    ROOT / "docs/reference/api.md",
+]
 BLOCK = re.compile(r"(?P<skip><!-- not run: [^>]*-->\n)?```(?P<language>sh|python)\n(?P<code>.*?)```", re.DOTALL)
 
 
@@ -25,6 +30,8 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_pages_code_runs(page: Path, installation: Installation, tmp_path: Path) -> None:
     """The page is one session: shell blocks keep their variables, Python blocks run between them."""
+    if page.name == "code-interpreter.md":
+        installation.add_interpreter()
     script = ["set -eu"]
     for number, (language, code) in enumerate(blocks(page)):
         if language == "sh":

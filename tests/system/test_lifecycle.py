@@ -41,7 +41,7 @@ def test_suspend_releases_the_host_and_wake_brings_processes_and_files_back(
     assert installation.processes_of(sandbox)
     api.verb(sandbox, "suspend")
     assert api.get(sandbox)["state"] == "suspended"
-    assert installation.processes_of(sandbox) == []
+    wait_until(lambda: installation.processes_of(sandbox) == [], what="nothing of it running")
     api.verb(sandbox, "wake")
     assert api.read(sandbox, "/home/user/kept") == b"before"
     after = _count(api, sandbox)

@@ -16,8 +16,10 @@ from space import (
     CommandFailed,
     Conflict,
     Exit,
+    Forbidden,
     GuestError,
     InvalidRequest,
+    LimitExceeded,
     NotFound,
     Output,
     Sandbox,
@@ -25,7 +27,7 @@ from space import (
     Unauthenticated,
 )
 from tests.client import wait_until
-from tests.installation import Installation
+from tests.installation import Installation, patient
 
 MIB = 1024 * 1024
 
@@ -78,8 +80,8 @@ def test_a_program_that_is_not_there_is_an_error_and_no_exit(sbx: Sandbox) -> No
 
 def test_output_comes_live_and_each_stream_apart(sbx: Sandbox) -> None:
     command = sbx.start("echo one; echo err >&2; sleep 30; echo never")
-    first = command.next_event(timeout_s=10)
-    second = command.next_event(timeout_s=10)
+    first = command.next_event(timeout_s=patient(10))
+    second = command.next_event(timeout_s=patient(10))
     assert {(first.stream, first.data), (second.stream, second.data)} == {("stdout", b"one\n"), ("stderr", b"err\n")}
     command.kill()
     assert command.wait().signal == 9
@@ -91,7 +93,7 @@ def test_a_conversation_with_a_program(sbx: Sandbox) -> None:
         command.stdin.write(f"print({number} * 7)\n")
         wanted, heard = f"{number * 7}\n".encode(), b""
         while not heard.endswith(wanted):
-            event = command.next_event(timeout_s=20)
+            event = command.next_event(timeout_s=patient(20))
             heard += event.data if isinstance(event, Output) and event.stream == "stdout" else b""
     command.stdin.close()
     assert command.wait().ok
@@ -112,7 +114,7 @@ def test_reader_and_writer_may_be_two_threads(sbx: Sandbox) -> None:
     data = os.urandom(4 * MIB)
     command.stdin.write(data)
     command.stdin.close()
-    reader.join(timeout=60)
+    reader.join(timeout=patient(60))
     assert bytes(received) == data
 
 
@@ -154,7 +156,7 @@ def test_a_terminal_has_a_size_that_changes(sbx: Sandbox) -> None:
 def _until(command: object, text: bytes) -> bytes:
     seen = b""
     while text not in seen:
-        event = command.next_event(timeout_s=20)
+        event = command.next_event(timeout_s=patient(20))
         assert event is not None, seen
         seen += event.data
     return seen
@@ -274,6 +276,29 @@ def test_events_tell_every_change(client: Client, installation: Installation) ->
     assert mine[-2:] == ["deleting", "deleted"]
 
 
+def test_a_quota_holds_and_says_which_limit_it_was(client: Client, installation: Installation) -> None:
+    project = client.projects.create("quota-of-the-sdk")
+    assert client.projects.limit(project.id, sandboxes=2, memory_mib=600).quota.sandboxes == 2
+    with Client(installation.url, project.key) as member:
+        assert member.projects.own().id == project.id
+        with pytest.raises(Forbidden):
+            member.projects.limit(project.id, sandboxes=None)
+        with Sandbox.create(client=member, memory_mib=256) as first, Sandbox.create(client=member, memory_mib=256):
+            used = member.projects.own().used
+            assert (used.sandboxes, used.memory_mib) == (2, 512)
+            with pytest.raises(LimitExceeded) as caught:
+                first.fork()
+            assert (caught.value.code, caught.value.details["quota"]) == ("quota-exceeded", "sandboxes")
+            assert caught.value.retry_after_s is not None
+            client.projects.limit(project.id, sandboxes=None)
+            with pytest.raises(LimitExceeded) as caught:
+                Sandbox.create(client=member, memory_mib=256)
+            assert caught.value.details["quota"] == "memory_mib"
+            first.suspend()
+            with Sandbox.create(client=member, memory_mib=256), pytest.raises(LimitExceeded):
+                first.wake()
+
+
 def test_another_projects_key_finds_nothing(installation: Installation, sbx: Sandbox) -> None:
     with Client(installation.url, installation.other_key) as other:
         assert sbx.id not in [info.id for info in other.sandboxes()]
@@ -304,7 +329,7 @@ async def asbx(installation: Installation) -> AsyncIterator[AsyncSandbox]:
 
 
 async def test_the_asynchronous_form_does_many_things_at_once(asbx: AsyncSandbox, tmp_path: Path) -> None:
-    async with asyncio.timeout(100), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(patient(100)), asyncio.TaskGroup() as group:
         runs = [group.create_task(asbx.run(f"sleep 0.2; echo {n}")) for n in range(20)]
         writes = [group.create_task(asbx.files.write(f"/home/user/f{n}", f"{n}")) for n in range(20)]
     assert [task.result().stdout for task in runs] == [f"{n}\n" for n in range(20)]
@@ -320,7 +345,7 @@ async def test_the_asynchronous_form_talks_to_a_program_from_two_tasks(asbx: Asy
         await command.stdin.write(data)
         await command.stdin.close()
 
-    async with asyncio.timeout(100), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(patient(100)), asyncio.TaskGroup() as group:
         group.create_task(write())
         received = b"".join([event.data async for event in command])
     assert received == data

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ import pytest_asyncio
 from space.api.access import Access
 from space.api.routes import ROUTES
 from tests.control_host import Host, code, control_over, hosting
+from tests.gateway_host import gateway_at
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -159,8 +161,8 @@ async def test_projects_have_names_of_their_own(host: Host) -> None:
     made = await host.http.post("/v1/projects", json={"name": "team"})
     assert made.status_code == httpx.codes.CREATED
     async with host.client(made.json()["key"]) as member:
-        own = (await member.get("/v1/projects/self")).json()
-        assert own == {name: made.json()[name] for name in ("id", "name", "created_at")}
+        own = (await member.get("/v1/project")).json()
+        assert own == {name: value for name, value in made.json().items() if name != "key"}
     taken = await host.http.post("/v1/projects", json={"name": "team"})
     assert taken.status_code == httpx.codes.CONFLICT
     assert code(taken) == "name-taken"
@@ -184,7 +186,31 @@ async def theirs(shared: Host) -> dict[str, str]:
     operation = (await shared.http.get("/v1/operations")).json()["items"][0]["id"]
     command = (await shared.http.post(f"/v1/sandboxes/{sandbox}/commands", json={"argv": ["true"]})).json()
     key = (await shared.http.get("/v1/keys")).json()["items"][0]["id"]
-    return {"sandbox_id": sandbox, "operation_id": operation, "command_id": command["command"]["id"], "key_id": key}
+    made = await shared.http.post(f"/v1/sandboxes/{sandbox}/snapshots", json={}, headers={"Prefer": "wait=20"})
+    snapshot = made.json()["snapshot"]["id"]
+    webhook = await shared.http.post("/v1/webhooks", json={"url": "https://receiver.example/"})
+    digest = await shared.release("theirs", "theirs", tag="of-theirs")
+    await shared.http.put("/v1/secrets/theirs", json={"value": "theirs"})
+    await shared.http.put("/v1/policies/theirs", json={"document": {"preset": "none"}})
+    async with gateway_at(shared.settings.gateway_socket):
+        granted = await shared.http.post(
+            f"/v1/sandboxes/{sandbox}/grants", json={"secret": "theirs", "hosts": ["a.example"]}
+        )
+    return {
+        "template": digest,
+        "name": "theirs",
+        "tag": "of-theirs",
+        "build_id": await shared.build("theirs"),
+        "upload_id": await shared.upload(),
+        "sandbox_id": sandbox,
+        "operation_id": operation,
+        "command_id": command["command"]["id"],
+        "key_id": key,
+        "snapshot_id": snapshot,
+        "webhook_id": webhook.json()["id"],
+        "grant_id": granted.json()["id"],
+        "context_id": "ctx-of-theirs",
+    }
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -194,35 +220,66 @@ async def other(shared: Host) -> AsyncIterator[httpx.AsyncClient]:
         yield other
 
 
+# What makes a thing of the caller's own where there is none of the name.
+MAKES = {("PUT", "/v1/policies/{name}"), ("PUT", "/v1/secrets/{name}")}
 OWNED = [
     (row.method, row.path)
     for row in ROUTES
-    if row.access is Access.MEMBER and "{" in row.path and "{template}" not in row.path
+    if row.access is Access.MEMBER and "{" in row.path and (row.method, row.path) not in MAKES
 ]
+# What is named in words may be anybody's word: another project has none of this name.
+UNKNOWN = {"operation_id": "op" + "a" * 16, "template": "sha256:" + "a" * 64, "name": "nobodys", "tag": "none"}
+
+
+# What a body must have to be looked at.
+BODIES: dict[str, dict[str, Any]] = {
+    "exec": {"argv": ["true"]},
+    "execute": {"code": "1"},
+    "commands": {"argv": ["true"]},
+    "policy": {"policy": None},
+    "check": {"host": "a.example"},
+    "grants": {"secret": "theirs", "hosts": ["a.example"]},
+}
 
 
 @pytest.mark.parametrize(("method", "path"), OWNED)
 async def test_another_projects_ids_look_exactly_like_unknown_ones(
     shared: Host, other: httpx.AsyncClient, theirs: dict[str, str], method: str, path: str
 ) -> None:
-    unknown = {name: value[:3] + "a" * (len(value) - 3) for name, value in theirs.items()}
-    unknown["operation_id"] = "op" + "a" * 16
-    body = {"argv": ["true"]} if path.endswith(("exec", "commands")) else {}
-    calls = (list(shared.node.calls), list(shared.node.passed))
+    unknown = {name: value[:3] + "a" * (len(value) - 3) for name, value in theirs.items()} | UNKNOWN
+    body = BODIES.get(path.rpartition("/")[2], {})
+    if path.endswith("{tag}"):
+        body = {"digest": theirs["template"]}
+    builds = shared.node.builds
+    calls = (list(shared.node.calls), list(shared.node.passed), len(builds.warmed), len(builds.uploads))
     shapes = []
     for ids in (theirs, unknown):
-        answer = await other.request(method, path.format(**ids), json=body)
+        answer = await other.request(method, path.format(port=8000, **ids), json=body)
         error = answer.json()["error"]
         error.pop("request_id")
         shapes.append((answer.status_code, error, sorted(answer.headers)))
     assert shapes[0] == shapes[1]
     assert shapes[0][0] == httpx.codes.NOT_FOUND
-    assert (shared.node.calls, shared.node.passed) == calls, "the node heard of it"
+    heard = (shared.node.calls, shared.node.passed, len(builds.warmed), len(builds.uploads))
+    assert heard == calls, "the node heard of it"
 
 
 async def test_lists_show_only_ones_own(other: httpx.AsyncClient, theirs: dict[str, str]) -> None:
-    for path in ("/v1/sandboxes", "/v1/operations", "/v1/keys"):
-        text = (await other.get(path)).text
+    for path in (
+        "/v1/sandboxes",
+        "/v1/operations",
+        "/v1/keys",
+        "/v1/snapshots",
+        "/v1/templates",
+        "/v1/templates?untagged=true",
+        "/v1/templates/audit",
+        "/v1/builds",
+        "/v1/policies",
+        "/v1/secrets",
+    ):
+        answer = await other.get(path)
+        assert answer.is_success
+        text = answer.text
         for value in theirs.values():
             assert value not in text
     filtered = await other.get("/v1/operations", params={"sandbox_id": theirs["sandbox_id"]})

@@ -1,9 +1,11 @@
 """What a caller may send: wrong input is a typed 4xx that names the field, and never more than that."""
 
+import contextlib
 import io
 import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,7 +13,10 @@ import pytest
 import pytest_asyncio
 
 from space import logs
+from space.errors import MachineLost
+from space.model.ids import new_id
 from tests.control_host import Host, code, hosting
+from tests.gateway_host import gateway_at
 
 UNPROCESSABLE = httpx.codes.UNPROCESSABLE_ENTITY
 
@@ -314,6 +319,35 @@ async def test_what_breaks_inside_is_a_500_with_a_request_id_and_nothing_more(
     assert "secret" not in answer.text + logged
 
 
+async def test_an_answer_that_a_sandbox_cuts_off_is_no_failure_of_space(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = io.StringIO()
+    logs.configure("info", log)
+
+    @contextlib.asynccontextmanager
+    async def told(*_: object) -> AsyncIterator[AsyncIterator[bytes]]:
+        async def lines() -> AsyncIterator[bytes]:
+            yield b"{}\n"
+            raise MachineLost
+
+        yield lines()
+
+    async def running(*_: object) -> SimpleNamespace:
+        return SimpleNamespace(id=new_id("sbx"))
+
+    async def failures() -> str:
+        figures = (await host.http.get("/metrics")).text
+        return next(line for line in figures.splitlines() if line.startswith("space_api_failures_total"))
+
+    before = await failures()
+    monkeypatch.setattr("space.api.interpreter.execute", told)
+    monkeypatch.setattr("space.api.contexts.get_running", running)
+    await host.http.post(f"/v1/sandboxes/{new_id('sbx')}/contexts/default/execute", json={"code": "1"})
+    assert await failures() == before
+    assert ("answer-cut-off" in log.getvalue(), "request-broke" in log.getvalue()) == (True, False)
+
+
 async def test_docs_and_the_openapi_document_need_nothing_from_elsewhere(host: Host) -> None:
     async with host.client(None) as nobody:
         document = (await nobody.get("/openapi.json")).json()
@@ -330,7 +364,11 @@ async def test_docs_and_the_openapi_document_need_nothing_from_elsewhere(host: H
 async def test_health_readiness_and_figures(host: Host) -> None:
     async with host.client(None) as nobody:
         assert (await nobody.get("/healthz")).text == "ok\n"
-        assert (await nobody.get("/readyz")).json() == {"ready": True, "parts": {"store": "ok", "node": "ok"}}
+        parts = {"store": "ok", "node": "ok", "gateway": "gateway-unavailable"}
+        assert (await nobody.get("/readyz")).json() == {"ready": False, "parts": parts}
+        async with gateway_at(host.settings.gateway_socket):
+            ready = await nobody.get("/readyz")
+        assert (ready.status_code, ready.json()) == (200, {"ready": True, "parts": {**parts, "gateway": "ok"}})
         assert (await nobody.get("/metrics")).status_code == httpx.codes.UNAUTHORIZED
     sandbox = await host.create()
     figures = (await host.http.get("/metrics")).text

@@ -55,7 +55,7 @@ async def test_prefer_wait_gives_up_with_202_after_its_seconds(host: Host) -> No
 
 
 async def test_the_node_is_told_everything_it_needs(host: Host) -> None:
-    resources = {"cpus": 2.0, "memory_mib": 512, "disk_mib": 2048, "pids": 100}
+    resources = {"cpus": 2.0, "memory_mib": 512, "disk_mib": 2048, "pids": 100, "io_weight": 300}
     env = {"A": "line\nbreak", "B": "$HOME"}
     sandbox = await host.create(resources=resources, env=env, name="worker")
     wanted = host.node.wanted[sandbox]
@@ -316,12 +316,12 @@ async def test_patch_changes_only_what_it_names(host: Host) -> None:
     assert unnamed.json()["deadline_at"] is None
 
 
-async def test_the_limit_of_sandboxes_is_a_429_that_says_so(tmp_path: Path) -> None:
+async def test_a_host_that_is_full_is_a_503_that_says_so(tmp_path: Path) -> None:
     async with hosting(tmp_path, sandboxes_max=1) as host:
         first = await host.create()
         refused = await host.http.post("/v1/sandboxes", json={"template": "base"})
-        assert refused.status_code == httpx.codes.TOO_MANY_REQUESTS
-        assert code(refused) == "sandboxes-max"
+        assert refused.status_code == httpx.codes.SERVICE_UNAVAILABLE
+        assert code(refused) == "host-full"
         assert "retry-after" in refused.headers
         await host.http.delete(f"/v1/sandboxes/{first}", headers={"Prefer": "wait=20"})
         await host.create()
@@ -403,3 +403,29 @@ async def test_burst_of_creates_beyond_the_seats_all_succeed(host: Host) -> None
         return host.control.leases.free == 32
 
     await until(quiet, "every seat given back")
+
+
+@pytest.mark.parametrize("driver", ["firecracker", "gvisor"])
+async def test_a_driver_that_no_host_has_is_refused_before_anything_is_recorded(host: Host, driver: str) -> None:
+    host.node.drivers = ("qemu",)
+    answer = await host.http.post("/v1/sandboxes", json={"template": "base", "driver": driver})
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert (error["code"], error["details"]) == ("no-such-driver", {"field": "driver", "drivers": ["qemu"]})
+    assert "qemu" in error["message"]
+    assert (await host.http.get("/v1/sandboxes")).json()["items"] == []
+    assert host.node.calls == []
+
+
+async def test_a_driver_that_is_named_reaches_the_node(host: Host) -> None:
+    sandbox = await host.create(driver="qemu")
+    assert host.node.wanted[sandbox]["driver"] == "qemu"
+    assert (await host.http.get(f"/v1/sandboxes/{sandbox}")).json()["driver"] == "qemu"
+
+
+async def test_a_sandbox_that_names_no_driver_is_shown_with_the_one_that_the_host_chose(host: Host) -> None:
+    host.node.templates = [{**one, "driver": None, "tag": "free"} for one in host.node.templates]
+    host.node.drivers = ("firecracker", "gvisor")
+    sandbox = await host.create(template="base:free")
+    assert host.node.wanted[sandbox]["driver"] is None
+    assert (await host.http.get(f"/v1/sandboxes/{sandbox}")).json()["driver"] == "firecracker"

@@ -162,3 +162,79 @@ def test_known_groups_are_those_of_this_installation(hybrid: Tree) -> None:
     groups.create(MACHINE, LIMITS)
     (hybrid.root / "memory/other/sbxother").mkdir(parents=True)
     assert groups.known() == {MACHINE}
+
+
+MORE = HostLimits(cpus=0.5, memory_mib=200, pids=99, io_weight=700)
+
+
+def test_every_limit_can_be_changed_while_the_machine_runs_on_version_2(unified: Tree) -> None:
+    groups, group = Cgroups("space", unified.root), f"space/{MACHINE}"
+    unified.write(f"{group}/io.weight", "default 100")
+    groups.create(MACHINE, LIMITS)
+    groups.limit(MACHINE, MORE)
+    names = ("cpu.max", "memory.max", "pids.max", "io.weight")
+    assert [unified.read(f"{group}/{name}") for name in names] == ["50000 100000", str(200 * MIB), "99", "default 700"]
+
+
+def test_every_limit_can_be_changed_while_the_machine_runs_on_version_1(hybrid: Tree) -> None:
+    groups = Cgroups("space", hybrid.root)
+    groups.create(MACHINE, LIMITS)
+    groups.limit(MACHINE, MORE)
+    assert hybrid.read(f"memory/space/{MACHINE}/memory.limit_in_bytes") == str(200 * MIB)
+    assert hybrid.read(f"memory/space/{MACHINE}/memory.memsw.limit_in_bytes") == str(200 * MIB)
+    assert hybrid.read(f"cpu/space/{MACHINE}/cpu.cfs_quota_us") == "50000"
+    assert hybrid.read(f"pids/space/{MACHINE}/pids.max") == "99"
+
+
+def test_version_2_memory_in_use_is_not_taken_away_and_nothing_else_changed(unified: Tree) -> None:
+    """The kernel would end the machine; what it caches of files can be dropped and does not count."""
+    groups, group = Cgroups("space", unified.root), f"space/{MACHINE}"
+    groups.create(MACHINE, MORE)
+    unified.write(f"{group}/memory.stat", f"active_file {20 * MIB}\ninactive_file {20 * MIB}\n")
+    unified.write(f"{group}/memory.current", str(150 * MIB))
+    with pytest.raises(HostError) as caught:
+        groups.limit(MACHINE, LIMITS)
+    assert caught.value.code == "cgroup-busy"
+    assert (unified.read(f"{group}/memory.max"), unified.read(f"{group}/pids.max")) == (str(200 * MIB), "99")
+    unified.write(f"{group}/memory.current", str(130 * MIB))
+    groups.limit(MACHINE, LIMITS)
+    assert unified.read(f"{group}/memory.max") == str(100 * MIB)
+
+
+@pytest.mark.parametrize("kind", ["unified", "hybrid"])
+def test_memory_alone_can_be_limited_anew_and_where_it_cannot_that_is_told(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    tree: Tree = request.getfixturevalue(kind)
+    groups = Cgroups("space", tree.root)
+    groups.create(MACHINE, LIMITS)
+    limit = f"space/{MACHINE}/memory.max" if kind == "unified" else f"memory/space/{MACHINE}/memory.limit_in_bytes"
+    assert groups.limit_memory(MACHINE, 400)
+    assert tree.read(limit) == str(400 * MIB)
+    assert not groups.limit_memory("sbx" + "a" * 16, 400)
+    if kind == "unified":
+        tree.write(f"space/{MACHINE}/memory.stat", "inactive_file 0\n")
+        tree.write(f"space/{MACHINE}/memory.current", str(300 * MIB))
+        assert not groups.limit_memory(MACHINE, 100)
+        assert tree.read(limit) == str(400 * MIB)
+
+
+def test_limits_of_a_machine_that_has_no_group_are_an_error(unified: Tree) -> None:
+    with pytest.raises(HostError):
+        Cgroups("space", unified.root).limit("sbx" + "a" * 16, LIMITS)
+
+
+@pytest.mark.parametrize("file", ["blkio.bfq.weight", "blkio.weight"])
+def test_version_1_weighs_where_the_kernel_can_and_makes_do_where_it_cannot(hybrid: Tree, file: str) -> None:
+    groups, weight = Cgroups("space", hybrid.root), f"blkio/space/{MACHINE}/{file}"
+    groups.create(MACHINE, MORE)
+    assert not (hybrid.root / weight).exists()
+    hybrid.write(weight, "100")
+    groups.limit(MACHINE, MORE)
+    assert hybrid.read(weight) == "700"
+
+
+def test_version_2_ends_a_machine_as_a_whole_when_its_memory_is_used_up(unified: Tree) -> None:
+    unified.write(f"space/{MACHINE}/memory.oom.group", "0")
+    Cgroups("space", unified.root).create(MACHINE, LIMITS)
+    assert unified.read(f"space/{MACHINE}/memory.oom.group") == "1"

@@ -102,3 +102,35 @@ def test_an_entry_with_a_field_of_a_newer_version_is_not_half_understood(journal
     path = tmp_path / "machines" / one.machine / "journal.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "from_the_future": 1}))
     assert journal.read_all().damaged == {one.machine}
+
+
+def test_a_claim_is_one_write_after_which_the_spare_is_no_more(journal: Journal, tmp_path: Path) -> None:
+    """L12: at no moment two owners of one body, or none."""
+    spare = entry(spare=True)
+    journal.write(spare)
+    claimed = spare.to(Phase.RUNNING, machine=new_id("sbx"), spare=False)
+    journal.write(claimed)
+    assert journal.read_all().entries == {claimed.machine: claimed}
+    assert [path.name for path in (tmp_path / "machines").iterdir()] == [spare.machine]
+    journal.remove(claimed.body)
+    assert journal.read_all().entries == {}
+
+
+def test_an_entry_from_before_there_were_bodies_is_read_with_the_machines_own(journal: Journal, tmp_path: Path) -> None:
+    one = entry()
+    journal.write(one)
+    path = tmp_path / "machines" / one.machine / "journal.json"
+    newer = ("body", "spare", "snapshot", "restored", "template_bytes", "former_links")
+    path.write_text(
+        json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name not in newer})
+    )
+    assert journal.read_all().entries == {one.machine: one}
+
+
+@pytest.mark.parametrize("body", ["../../etc", "sbx", "SBXABCDEFGH234567AB"])
+def test_a_body_that_is_no_id_is_damage(journal: Journal, tmp_path: Path, body: str) -> None:
+    one = entry()
+    journal.write(one)
+    path = tmp_path / "machines" / one.machine / "journal.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "body": body}))
+    assert journal.read_all().damaged == {one.machine}

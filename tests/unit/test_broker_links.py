@@ -6,7 +6,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from space.broker.links import LINKS_MAX, RANGE_V4, link, netns_name
+from space.broker.addressing import LINKS_MAX, RANGE_V4, link, netns_name
 from space.model.ids import new_id
 
 instances = st.from_regex(re.compile(r"[a-z][a-z0-9]{0,7}"), fullmatch=True)

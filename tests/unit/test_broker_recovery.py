@@ -169,7 +169,6 @@ async def test_a_machine_that_ended_in_between_is_found_exited(place: Place, pha
 async def test_a_suspend_cut_short_is_undone(place: Place, written: str, was_paused: bool, state: str) -> None:
     """F10, L12: no image under its name, no suspend; the machine goes on as before."""
     machine, process = await place.booted()
-    await place.driver.pause(machine)
     image = place.settings.broker_dir / "snapshots" / f"{machine}.tmp"
     if written != "nothing":
         image.mkdir()
@@ -177,6 +176,7 @@ async def test_a_suspend_cut_short_is_undone(place: Place, written: str, was_pau
         (image / "memory").write_bytes(b"half")
     if written == "all but its name":
         await place.driver.checkpoint(machine, image)
+        await place.driver.pause(machine)
     place.rewrite(machine, Phase.SUSPENDING, was_paused=was_paused)
     assert await place.state_after_recovery(machine) == state
     assert not image.exists()
@@ -185,10 +185,10 @@ async def test_a_suspend_cut_short_is_undone(place: Place, written: str, was_pau
 
 async def test_a_suspend_whose_image_has_its_name_is_finished(place: Place) -> None:
     machine, _ = await place.booted()
-    await place.driver.pause(machine)
     image = place.settings.broker_dir / "snapshots" / machine
     image.mkdir()
     await place.driver.checkpoint(machine, image)
+    await place.driver.pause(machine)
     place.rewrite(machine, Phase.SUSPENDING)
     assert await place.state_after_recovery(machine) == "suspended"
     assert (await place.driver.inspect(machine)).state is MachineState.ABSENT
@@ -210,6 +210,81 @@ async def test_a_stop_or_destroy_cut_short_is_finished(place: Place, phase: Phas
     place.rewrite(machine, phase)
     assert await place.state_after_recovery(machine) == state
     assert not processes.is_alive(process)
+
+
+@pytest.mark.parametrize("still", [False, True])
+@pytest.mark.parametrize(("was_paused", "state"), [(False, "running"), (True, "paused")])
+async def test_a_machine_goes_on_after_a_snapshot_cut_short_and_nothing_is_left_of_it(
+    place: Place, was_paused: bool, state: str, still: bool
+) -> None:
+    """L12: killed before the snapshot had its name."""
+    machine, process = await place.booted()
+    name = new_id("snp")
+    working = place.settings.broker_dir / "snapshots" / f"{name}.tmp" / "memory"
+    working.mkdir(parents=True)
+    await place.driver.checkpoint(machine, working)
+    if still:
+        await place.driver.pause(machine)
+    place.rewrite(machine, Phase.SNAPSHOTTING, was_paused=was_paused)
+    assert await place.state_after_recovery(machine) == state
+    assert processes.is_alive(process)
+    assert list((place.settings.broker_dir / "snapshots").iterdir()) == []
+    if state == "running":
+
+        async def end(site: Site, _: Machines) -> None:
+            await kill(process)
+            await site.until(machine, "exited")
+
+        await place.with_broker(end)
+
+
+async def test_a_machine_that_ended_during_its_snapshot_is_found_exited(place: Place) -> None:
+    machine, process = await place.booted()
+    await kill(process)
+    place.rewrite(machine, Phase.SNAPSHOTTING)
+    assert await place.state_after_recovery(machine) == "exited"
+
+
+async def test_a_snapshot_that_was_being_dropped_is_gone(place: Place) -> None:
+    machine, _ = await place.booted()
+    name = new_id("snp")
+
+    async def keep(site: Site, _: Machines) -> None:
+        await site.call("snapshot", machine=machine, snapshot=name, kind="full")
+
+    await place.with_broker(keep)
+    snapshots = place.settings.broker_dir / "snapshots"
+    (snapshots / name).rename(snapshots / f"{name}.tmp")
+    await place.state_after_recovery(machine)
+    assert list(snapshots.iterdir()) == []
+
+
+async def test_a_machine_that_came_up_from_a_snapshot_before_that_was_written_is_to_be_awakened(place: Place) -> None:
+    machine, _ = await place.booted()
+    place.rewrite(machine, Phase.BOOTING, process=None, snapshot=new_id("snp"), restored=True, spare=True)
+
+    async def look(site: Site, _: Machines) -> None:
+        entry = place.entry(machine)
+        resources = {"cpus": 1.0, "memory_mib": 256, "disk_mib": 64, "pids": 128}
+        fields = {"template": entry.template, "driver": "fake", "resources": resources, "hostname": "guest"}
+        answer = await site.call("boot", machine=machine, snapshot=entry.snapshot, spare=True, **fields)
+        assert (answer["restored"], answer["timings"]) == (True, {})
+
+    await place.with_broker(look)
+
+
+async def test_what_a_suspended_machine_had_not_given_back_yet_is_gone(place: Place) -> None:
+    """The answer came, and then the broker was killed."""
+    machine, process = await place.booted()
+    image = place.settings.broker_dir / "snapshots" / machine
+    image.mkdir()
+    await place.driver.checkpoint(machine, image)
+    place.rewrite(machine, Phase.SUSPENDED)
+    assert await place.state_after_recovery(machine) == "suspended"
+    assert place.entry(machine).process is None
+    assert not (place.settings.channels_dir / machine).exists()
+    assert (await place.driver.inspect(machine)).state is MachineState.ABSENT
+    assert process.pid
 
 
 async def test_what_no_journal_knows_is_removed(place: Place) -> None:

@@ -216,7 +216,7 @@ def test_wrong_words_are_a_usage_error(server: ScriptedServer) -> None:
 
 def test_lists_are_columns_in_a_pipe_and_json_on_request(server: ScriptedServer) -> None:
     lines = space(server, "ls").stdout.decode().splitlines()
-    assert lines[0].split() == ["SANDBOX", "NAME", "STATE", "TEMPLATE", "CREATED"]
+    assert lines[0].split() == ["SANDBOX", "NAME", "STATE", "TEMPLATE", "DRIVER", "CREATED"]
     assert lines[1].split()[:4] == [ID, "demo", "running", "base"]
     assert json.loads(space(server, "ls", "--json").stdout) == [sandbox(name="demo")]
     assert space(server, "ls", "-q").stdout.decode() == f"{ID}\n"

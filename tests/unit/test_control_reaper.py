@@ -49,6 +49,20 @@ async def test_a_paused_sandbox_has_its_deadline_too(host: Host) -> None:
     await comes_to(host, sandbox, "suspended")
 
 
+async def test_a_deadline_that_was_acted_on_in_vain_is_tried_again_but_not_at_once(host: Host) -> None:
+    sandbox = await host.create(timeout_s=100, on_timeout="suspend")
+    host.node.fail("suspend", "open-deleted-file", 409)
+    host.clock.move(101)
+    await reaper.end_due(host.control)
+    await comes_to(host, sandbox, "running")
+    for _ in range(3):
+        await reaper.end_due(host.control)
+    assert host.node.calls.count(("suspend", sandbox)) == 1
+    host.clock.move(31)
+    await reaper.end_due(host.control)
+    await comes_to(host, sandbox, "suspended")
+
+
 async def test_a_failed_sandbox_that_was_to_be_deleted_is_deleted_at_its_deadline(host: Host) -> None:
     host.node.fail("boot", "host-full", 503, times=2)
     for on_timeout in ("delete", "stop"):
@@ -84,6 +98,64 @@ async def test_pause_neither_stops_nor_renews_a_deadline(host: Host) -> None:
     await host.verb(sandbox, "pause")
     resumed = (await host.verb(sandbox, "resume")).json()["sandbox"]
     assert resumed["deadline_at"] == first
+
+
+@pytest.mark.parametrize(("on_timeout", "state"), [("suspend", "suspended"), ("stop", "stopped")])
+async def test_a_deadline_renewed_as_it_fires_is_met_or_holds_and_a_later_one_counts_from_the_next_start(
+    host: Host, on_timeout: str, state: str
+) -> None:
+    """L8: never early, never immortal."""
+    held = met = 0
+    for round_ in range(24):
+        sandbox = await host.create(timeout_s=100, on_timeout=on_timeout)
+        host.clock.move(101)
+
+        async def renew(sandbox: str = sandbox, after: int = round_ % 8) -> httpx.Response:
+            for _ in range(after):
+                await asyncio.sleep(0)
+            return await host.http.patch(f"/v1/sandboxes/{sandbox}", json={"timeout_s": 1000})
+
+        renewed, _ = await asyncio.gather(renew(), reaper.end_due(host.control))
+        assert renewed.is_success
+        if renewed.json()["state"] == "running":
+            held += 1
+            await reaper.end_due(host.control)
+            assert await host.state(sandbox) == "running", "a renewal that was taken holds"
+        else:
+            met += 1
+            await comes_to(host, sandbox, state)
+            woken = (await host.verb(sandbox, "wake")).json()["sandbox"]
+            assert woken["deadline_at"] is not None
+        host.clock.move(999)
+        await reaper.end_due(host.control)
+        assert await host.state(sandbox) == "running", "never early"
+        host.clock.move(2)
+        await reaper.end_due(host.control)
+        await comes_to(host, sandbox, state)
+        await host.http.delete(f"/v1/sandboxes/{sandbox}", headers={"Prefer": "wait=20"})
+    assert held
+    assert held + met == 24
+
+
+async def test_a_deadline_that_passes_while_the_sandbox_is_copied_is_met_after_that(host: Host) -> None:
+    sandbox = await host.create(timeout_s=100, on_timeout="suspend")
+    held = host.node.hold("snapshot")
+    made = (await host.http.post(f"/v1/sandboxes/{sandbox}/snapshots", json={})).json()
+    host.clock.move(101)
+    await reaper.end_due(host.control)
+    assert await host.state(sandbox) == "running"
+    held.set()
+    assert (await host.operation(made["operation"]["id"]))["state"] == "succeeded"
+    await reaper.end_due(host.control)
+    await comes_to(host, sandbox, "suspended")
+
+
+async def test_no_deadline_means_never(host: Host) -> None:
+    never, no_longer = await host.create(), await host.create(timeout_s=100)
+    await host.http.patch(f"/v1/sandboxes/{no_longer}", json={"timeout_s": None})
+    host.clock.move(10 * 365 * 24 * 3600)
+    await reaper.end_due(host.control)
+    assert (await host.state(never), await host.state(no_longer)) == ("running", "running")
 
 
 async def test_a_deadline_renewed_as_it_fires_is_either_kept_or_refused_never_both(host: Host) -> None:
@@ -141,8 +213,10 @@ async def test_a_machine_of_no_sandbox_is_destroyed(host: Host) -> None:
     mine = await host.create()
     host.node.machines["sbxaaaaaaaaaaaaaaaa"] = "running"
     host.node.machines["not-one-of-ours"] = "running"
+    host.node.machines["sbxbbbbbbbbbbbbbbbb"] = "running"
+    host.node.spares.add("sbxbbbbbbbbbbbbbbbb")
     await watcher.compare(host.control)
-    assert set(host.node.machines) == {mine, "not-one-of-ours"}
+    assert set(host.node.machines) == {mine, "not-one-of-ours", "sbxbbbbbbbbbbbbbbbb"}, "a spare is the node's own"
 
 
 @pytest.mark.parametrize("machine", ["running", "stopped", "exited"])
@@ -223,6 +297,7 @@ async def test_an_exit_is_told_by_the_node_and_seen_at_once(tmp_path: Path) -> N
         host.node.end(sandbox, "oom-killed")
         shown = await comes_to(host, sandbox, "failed")
         assert shown["failure"]["code"] == "oom-killed"
+        assert f"{shown['resources']['memory_mib']} MiB" in shown["failure"]["message"]
 
 
 async def test_news_of_an_exit_that_comes_after_a_restart_of_the_machine_is_not_believed(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import httpx
 import pytest
 from sqlalchemy import update
 
-from space.control import leases, lifecycle, operations, sandboxes
+from space.control import creation, leases, lifecycle, operations, sandboxes, verbs
 from space.control.control import Control
 from space.errors import SpaceError
 from space.model.operation import Operation, OperationState
-from space.model.sandbox import Resources, Sandbox, State
+from space.model.sandbox import Sandbox, State
 from space.store import tables
 from tests.control_host import Host, control_over, hosting, until, working
 
@@ -29,9 +29,7 @@ async def host(tmp_path: Path) -> AsyncIterator[Host]:
 
 
 async def ask(host: Host, control: Control | None = None) -> tuple[Sandbox, Operation]:
-    return await sandboxes.request_create(
-        control or host.control, host.project_id, sandboxes.NewSandbox("base", Resources())
-    )
+    return await creation.request_create(control or host.control, host.project_id, creation.NewSandbox("base"))
 
 
 async def found(host: Host, operation: Operation) -> Operation:
@@ -171,7 +169,7 @@ async def test_delete_does_not_wait_for_ever_for_an_operation_that_hangs(
             return bool(host.node.calls)
 
         await until(asked, "the node to be asked")
-        _, delete = await sandboxes.request(host.control, host.project_id, sandbox.id, "delete")
+        _, delete = await verbs.request(host.control, host.project_id, sandbox.id, "delete")
         assert (await ended(host, delete)).state == OperationState.SUCCEEDED
         assert host.node.calls[-1] == ("destroy", sandbox.id)
         assert host.node.overlaps == []
@@ -188,7 +186,7 @@ async def test_deleting_what_nobody_has_begun_cancels_it(host: Host) -> None:
             host.control.leases.take()
         sandbox, create = await ask(host)
         assert create.state == OperationState.PENDING
-        _, delete = await sandboxes.request(host.control, host.project_id, sandbox.id, "delete")
+        _, delete = await verbs.request(host.control, host.project_id, sandbox.id, "delete")
     assert (await found(host, create)).state == OperationState.CANCELLED
     host.control.leases.give_back()
     async with working(host.control):
@@ -207,7 +205,7 @@ async def test_a_node_that_stays_away_fails_the_operation_and_is_taken_back_late
         monkeypatch.setitem(lifecycle.BUDGET_S, "pause", 0.3)
         host.node.fail("pause", "unavailable", 503, times=1000)
         monkeypatch.setattr(host.control.node, "inspect", _unreachable)
-        _, pause = await sandboxes.request(host.control, host.project_id, sandbox.id, "pause")
+        _, pause = await verbs.request(host.control, host.project_id, sandbox.id, "pause")
         assert (await ended(host, pause)).state == OperationState.FAILED
         shown = await sandboxes.get(host.control, host.project_id, sandbox.id)
         assert shown.state == State.FAILED
@@ -250,9 +248,9 @@ async def test_start_of_a_sandbox_whose_disk_is_gone_says_so_instead_of_giving_i
         await ended(host, create)
         host.node.fail("pause", "machine-lost", 503)
         del host.node.machines[sandbox.id]
-        _, pause = await sandboxes.request(host.control, host.project_id, sandbox.id, "pause")
+        _, pause = await verbs.request(host.control, host.project_id, sandbox.id, "pause")
         await ended(host, pause)
-        _, start = await sandboxes.request(host.control, host.project_id, sandbox.id, "start")
+        _, start = await verbs.request(host.control, host.project_id, sandbox.id, "start")
         failed = await ended(host, start)
     assert failed.error is not None
     assert failed.error.code == "disk-lost"
@@ -264,7 +262,7 @@ async def test_start_of_a_sandbox_that_never_came_up_boots_it(host: Host) -> Non
     async with working(host.control):
         sandbox, create = await ask(host)
         assert (await ended(host, create)).state == OperationState.FAILED
-        _, start = await sandboxes.request(host.control, host.project_id, sandbox.id, "start")
+        _, start = await verbs.request(host.control, host.project_id, sandbox.id, "start")
         assert (await ended(host, start)).state == OperationState.SUCCEEDED
     assert host.node.machines[sandbox.id] == "running"
 

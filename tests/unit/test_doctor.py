@@ -1,21 +1,24 @@
 """The doctor's judgement on hosts that it has not met: kernel files laid out in a directory, programs that are small scripts."""
 
+import datetime as dt
 import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from space.broker import doctor
+from space import authority
+from space.broker import doctor, doctor_drivers, installed
 from space.broker.doctor import Check, Host
+from space.broker.doctor_drivers import Finding
 from space.drivers import programs
+from space.drivers.vm.proof import Verdict
 from space.settings import Settings
-
-PVM_CPU = "flags\t\t: fpu vme de pse sse2 lm nx rdtscp\n"
-INTEL_CPU = "flags\t\t: fpu vme de vmx sse2\n"
-AMD_CPU = "flags\t\t: fpu vme de svm sse2\n"
+from tests.images import free_port
 
 
 def host(root: Path, files: dict[str, str]) -> Host:
@@ -33,23 +36,40 @@ def program(path: Path, script: str) -> Path:
     return path
 
 
-def test_a_kvm_device_without_cpu_support_is_called_paravirtual(tmp_path: Path) -> None:
-    check = doctor.check_kvm(host(tmp_path, {"dev/kvm": "", "proc/cpuinfo": PVM_CPU}))
-    assert "paravirtual" in check.detail
-    assert "vmx or svm" in check.advice
+DISKS = {
+    "sys/block/sda/device": "",
+    "sys/block/sda/dev": "8:0\n",
+    "sys/block/sda/queue/scheduler": "none mq-deadline [bfq]\n",
+    "sys/block/nvme0n1/device": "",
+    "sys/block/nvme0n1/dev": "259:0\n",
+    "sys/block/nvme0n1/queue/scheduler": "[none] mq-deadline bfq\n",
+    "sys/block/loop0/queue/scheduler": "[none] bfq\n",
+}
 
 
-@pytest.mark.parametrize(("cpu", "flag"), [(INTEL_CPU, "vmx"), (AMD_CPU, "svm")])
-def test_kvm_with_cpu_support_needs_no_advice(tmp_path: Path, cpu: str, flag: str) -> None:
-    check = doctor.check_kvm(host(tmp_path, {"dev/kvm": "", "proc/cpuinfo": cpu}))
-    assert flag in check.detail
-    assert check.advice == ""
-
-
-def test_a_host_without_kvm_is_still_fit(tmp_path: Path) -> None:
-    check = doctor.check_kvm(host(tmp_path, {"proc/cpuinfo": PVM_CPU}))
+def test_disks_that_do_not_weigh_are_named_and_how_they_would(tmp_path: Path) -> None:
+    check = doctor.check_io_weight(host(tmp_path, DISKS))
     assert check.ok
-    assert "no /dev/kvm" in check.detail
+    assert check.detail == "1 of 2 disks do not heed it (nvme0n1)"
+    assert "bfq" in check.advice
+
+
+def test_disks_under_the_cost_model_weigh_too(tmp_path: Path) -> None:
+    check = doctor.check_io_weight(host(tmp_path, {**DISKS, "sys/fs/cgroup/io.cost.qos": "259:0 enable=1 ctrl=auto\n"}))
+    assert check == Check("io-weight", ok=True, detail="heeded by nvme0n1, sda")
+
+
+def test_an_authority_that_ends_soon_or_cannot_be_read_is_bad_and_one_not_made_yet_is_not(tmp_path: Path) -> None:
+    certificate = tmp_path / authority.CERTIFICATE
+    now = dt.datetime.now(dt.UTC)
+    assert doctor.check_authority(certificate, now).ok
+    authority.ensure(tmp_path, "space", os.geteuid(), os.getegid())
+    assert doctor.check_authority(certificate, now).ok
+    late = doctor.check_authority(certificate, now + authority.VALID - dt.timedelta(days=20))
+    assert not late.ok
+    assert "ca.key" in late.advice
+    certificate.write_bytes(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    assert not doctor.check_authority(certificate, now).ok
 
 
 def test_cgroups_version_2_is_recognised(tmp_path: Path) -> None:
@@ -164,40 +184,127 @@ async def test_a_kernel_without_btrfs_is_named(tmp_path: Path) -> None:
     assert "no btrfs" in check.detail
 
 
-ALL_WELL = [
-    Check(name, ok=True, detail="")
-    for name in ("kernel", "root", "runsc", "guest-runtime", "disks", "cgroups", "links", "nftables")
-]
+GOOD = dict.fromkeys(("kernel", "root", "runsc", "guest-runtime", "disks", "cgroups", "links", "nftables"), True)
+RUNS = Verdict(runs=True, detail="KVM runs guests on the processor (1 ms for the trial)")
+RUNS_NOT = Verdict(runs=False, detail="no KVM device", advice="Load the module.")
 
 
-def test_the_driver_says_what_would_make_a_stronger_one_work(tmp_path: Path) -> None:
-    kvm = doctor.check_kvm(host(tmp_path, {"dev/kvm": "", "proc/cpuinfo": PVM_CPU}))
-    check = doctor.choose_driver(None, [*ALL_WELL, kvm])
-    assert check.ok
-    assert check.detail.startswith("gvisor")
-    assert "vmx or svm" in check.advice
+def vm_host(directory: Path, *, release: str = "1.16.1", kernel: bool = True) -> Settings:
+    """Settings of a host with a kernel for virtual machines and programs that call themselves Firecracker."""
+    for name, says in (("firecracker", "Firecracker"), ("jailer", "Jailer")):
+        program(directory / "programs" / name, f"echo {says} v{release}")
+    for name in ("vmlinux", "initrd") if kernel else ():
+        program(directory / "kernel" / name, "")
+    return Settings(data_dir=directory, firecracker=directory / "programs", kernel=directory / "kernel")
 
 
-@pytest.mark.parametrize("broken", [check.check for check in ALL_WELL])
-def test_the_driver_is_refused_with_the_checks_that_it_needs(tmp_path: Path, broken: str) -> None:
-    kvm = doctor.check_kvm(host(tmp_path, {"proc/cpuinfo": PVM_CPU}))
-    checks = [Check(c.check, ok=c.check != broken, detail="") for c in ALL_WELL]
-    check = doctor.choose_driver(None, [*checks, kvm])
-    assert not check.ok
-    assert broken in check.detail
+def needs_disk_tools() -> None:
+    if missing := installed.missing_disk_tools():
+        pytest.skip(f"needs {', '.join(missing)}: run scripts/packages vm")
 
 
-def test_a_driver_that_does_not_exist_is_refused() -> None:
-    check = doctor.choose_driver("quantum", ALL_WELL)
-    assert not check.ok
-    assert "quantum" in check.detail
+async def test_firecracker_is_usable_where_it_is_installed_and_kvm_runs_guests(tmp_path: Path) -> None:
+    needs_disk_tools()
+    found = await doctor_drivers.of_firecracker(vm_host(tmp_path), GOOD, RUNS)
+    assert found.usable
+    assert "1.16.1" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("release", "kernel", "kvm", "detail", "advice"),
+    [
+        ("1.16.1", True, RUNS_NOT, "KVM runs no guests", "Load the module."),
+        ("1.16.0", True, RUNS, "vsock", "kvm-host.md"),
+        ("1.11.0", True, RUNS, "too old", "kvm-host.md"),
+        ("1.16.1", False, RUNS, "no kernel", "scripts/up --vm"),
+    ],
+)
+async def test_firecracker_is_not_usable_without_all_it_needs_and_what_lacks_is_said(
+    tmp_path: Path, release: str, *, kernel: bool, kvm: Verdict, detail: str, advice: str
+) -> None:
+    found = await doctor_drivers.of_firecracker(vm_host(tmp_path, release=release, kernel=kernel), GOOD, kvm)
+    assert not found.usable
+    assert detail in found.detail
+    assert advice in found.advice
+
+
+async def test_firecracker_is_not_usable_where_jails_may_have_no_devices(tmp_path: Path) -> None:
+    needs_disk_tools()
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]  # noqa: ASYNC240
+    strict = [place for _, place, _, options, *_ in mounts if {"nodev", "noexec"} & set(options.split(","))]
+    if not strict:
+        pytest.skip("no file system here forbids devices")
+    settings = vm_host(tmp_path).model_copy(update={"data_dir": Path(strict[0], "space")})
+    found = await doctor_drivers.of_firecracker(settings, GOOD, RUNS)
+    assert not found.usable
+    assert "nodev" in found.advice
+
+
+async def test_a_host_that_could_run_firecracker_is_told_how(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, firecracker=tmp_path / "absent")
+    found = await doctor_drivers.of_firecracker(settings, GOOD, RUNS)
+    assert not found.usable
+    assert "kvm-host.md" in found.advice
+
+
+def test_qemu_is_never_told_of_without_that_it_is_slow(tmp_path: Path) -> None:
+    needs_disk_tools()
+    if installed.find_qemu() is None:
+        pytest.skip("needs QEMU: run scripts/packages vm")
+    found = doctor_drivers.of_qemu(vm_host(tmp_path), GOOD)
+    assert found.usable
+    assert "slow" in found.advice
+    without = doctor_drivers.of_qemu(Settings(data_dir=tmp_path, kernel=tmp_path / "absent"), GOOD)
+    assert not without.usable
+    assert "no kernel" in without.detail
+
+
+@pytest.mark.parametrize("broken", GOOD)
+async def test_a_driver_that_lacks_something_of_the_host_names_it(tmp_path: Path, broken: str) -> None:
+    checks = {**GOOD, broken: False}
+    gvisor = doctor_drivers.of_gvisor(checks)
+    assert not gvisor.usable
+    assert broken in gvisor.detail
+    machine = await doctor_drivers.of_firecracker(vm_host(tmp_path), checks, RUNS)
+    assert machine.usable == (broken == "runsc" and not installed.missing_disk_tools())
+
+
+def findings(**usable: bool) -> list[Finding]:
+    return [Finding(name, usable=there, detail="usable: it", advice=f"get {name}") for name, there in usable.items()]
+
+
+@pytest.mark.parametrize(
+    ("firecracker", "gvisor", "qemu", "chosen"),
+    [
+        (True, True, True, "firecracker"),
+        (False, True, True, "gvisor"),
+        (False, False, True, "qemu"),
+    ],
+)
+def test_the_strongest_driver_that_works_is_chosen_and_what_a_stronger_one_needs_is_said(
+    *, firecracker: bool, gvisor: bool, qemu: bool, chosen: str
+) -> None:
+    ok, detail, advice = doctor_drivers.told_choice(None, findings(firecracker=firecracker, gvisor=gvisor, qemu=qemu))
+    assert ok
+    assert detail.startswith(f"{chosen} ")
+    assert ("get firecracker" in advice) is not firecracker
+
+
+def test_a_driver_that_the_settings_ask_for_and_that_does_not_work_is_a_fault() -> None:
+    ok, detail, advice = doctor_drivers.told_choice("qemu", findings(firecracker=True, gvisor=True, qemu=False))
+    assert not ok
+    assert detail.startswith("qemu")
+    assert "SPACE_DRIVER" in advice
+    assert not doctor_drivers.told_choice("quantum", findings(firecracker=True, gvisor=True, qemu=True))[0]
+    assert not doctor_drivers.told_choice(None, findings(firecracker=False, gvisor=False, qemu=False))[0]
 
 
 @pytest.mark.machine
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 async def test_this_host_is_examined_for_real_and_left_as_it_was() -> None:
     checks = {check.check: check for check in await doctor.examine(Settings())}
-    assert list(checks)[-1] == "driver"
+    assert list(checks)[-5:] == ["kvm", "firecracker", "gvisor", "qemu", "driver"]
+    assert checks["gvisor"].detail.startswith("usable")
     for name in ("kernel", "root", "cgroups", "runsc", "disks", "nftables", "links"):
         assert checks[name].ok, checks[name]
     assert all(check.ok or check.advice for check in checks.values())
@@ -215,3 +322,22 @@ def test_the_command_prints_json_and_says_by_its_status_whether_all_is_well(
     assert status == 1
     assert {"check", "ok", "detail", "advice"} == set(checks[0])
     assert next(c for c in checks if c["check"] == "runsc")["ok"] is False
+
+
+HOLDER = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
+
+
+def test_an_installation_of_which_only_a_part_runs_is_named_with_its_log(tmp_path: Path) -> None:
+    settings = Settings(run_dir=tmp_path, api_port=free_port())
+    assert doctor.check_processes(settings) == Check("processes", ok=True, detail="none runs: `space up` starts SPACE")
+    (tmp_path / "locks").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, tmp_path / "locks" / "broker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout
+        child.stdout.readline()
+        check = doctor.check_processes(settings)
+        assert child.stdin
+        child.stdin.close()
+    assert not check.ok
+    assert check.detail == f"Not running: gateway, node, api; see {tmp_path}/log/gateway.log."

@@ -139,3 +139,19 @@ async def test_a_cgroup_that_cannot_be_joined_keeps_the_program_from_running(tmp
     finished = await programs.run(["touch", str(mark)], timeout_s=20, within=within)
     assert finished.status == 125
     assert not mark.exists()
+
+
+async def test_a_programs_version_is_asked_anew_once_it_is_another(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    version = programs.Version(program)
+    with pytest.raises(HostError):
+        await version.get()
+    for said in ("release 1", "release 2"):
+        (tmp_path / "next").write_text(f"#!/bin/sh\necho '{said}'\necho once >> {tmp_path}/asked\n")
+        (tmp_path / "next").chmod(0o755)
+        (tmp_path / "next").replace(program)
+        assert [await version.get() for _ in range(3)] == [said] * 3
+    assert (tmp_path / "asked").read_text() == "once\n" * 2
+    program.write_text("#!/bin/sh\n")
+    with pytest.raises(HostError, match="does not say"):
+        await version.get()

@@ -43,7 +43,7 @@ def test_names_and_bytes_come_back_as_they_went(peer: Peer, tmp_path: Path, name
     """F1"""
     data = os.urandom(1000)
     path = str(tmp_path / name)
-    assert peer.put("file-write", data, path=path) == {"size": 1000, "created": True}
+    assert peer.put("file-write", data, path=path) == {"size": 1000, "created": True, "full_path": None}
     info, got = peer.fetch("file-read", path=path)
     assert got == data
     assert info["name"] == name
@@ -107,7 +107,7 @@ def test_without_a_mode_a_new_file_gets_0644_and_an_old_one_keeps_its_own(peer: 
     peer.put("file-write", b"x", path=str(tmp_path / "new"))
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o644
     (tmp_path / "new").chmod(0o751)
-    assert peer.put("file-write", b"yy", path=str(tmp_path / "new")) == {"size": 2, "created": False}
+    assert peer.put("file-write", b"yy", path=str(tmp_path / "new")) == {"size": 2, "created": False, "full_path": None}
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o751
     assert (tmp_path / "new").read_bytes() == b"yy"
 
@@ -242,20 +242,23 @@ def test_removing(peer: Peer, tmp_path: Path):
     peer.call("remove", path=str(tmp_path / "d"), missing_ok=True)
 
 
-def test_a_tree_deeper_than_the_stack_is_removed(peer: Peer, tmp_path: Path):
-    path = str(tmp_path / "deep")
-    Path(path).mkdir()
+def test_a_tree_deeper_than_the_stack_and_than_any_path_is_removed(peer: Peer, tmp_path: Path):
+    (tmp_path / "deep").mkdir()
+    fd = os.open(tmp_path / "deep", os.O_RDONLY)
     for _ in range(1200):
-        path += "/d"
-        Path(path).mkdir()
+        for name in ("a" * 100, "b"):
+            os.mkdir(name, dir_fd=fd)
+        above, fd = fd, os.open("a" * 100, os.O_RDONLY, dir_fd=fd)
+        os.close(above)
+    os.close(fd)
     peer.call("remove", path=str(tmp_path / "deep"), recursive=True)
     assert not (tmp_path / "deep").exists()
 
 
 def test_making_directories(peer: Peer, tmp_path: Path):
-    assert peer.call("mkdir", path=str(tmp_path / "a/b"), mode=0o700) == {"created": True}
+    assert peer.call("mkdir", path=str(tmp_path / "a/b"), mode=0o700) == {"created": True, "full_path": None}
     assert stat.S_IMODE((tmp_path / "a/b").stat().st_mode) == 0o700
-    assert peer.call("mkdir", path=str(tmp_path / "a/b")) == {"created": False}
+    assert peer.call("mkdir", path=str(tmp_path / "a/b")) == {"created": False, "full_path": None}
     with pytest.raises(Refusal, match="not-found"):
         peer.call("mkdir", path=str(tmp_path / "x/y"), parents=False)
     (tmp_path / "f").touch()

@@ -1,13 +1,18 @@
 """Groups of processes by this kernel's own control groups, where they can be had."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.agent import Agent, Peer, alive
+from tests.agent import SOURCE, Agent, Peer, alive
+from tests.unit.test_guest_memory import FAT_MIB, LOW_MIB, TOTAL_MIB, Memory, hold, memory, state
+
+__all__ = ["memory"]
 
 HIERARCHIES = {
     "cgroup1": Path("/sys/fs/cgroup/pids"),
@@ -35,7 +40,7 @@ def own_cgroup(request: pytest.FixtureRequest) -> Iterator[Path]:
         yield top
     finally:
         deadline = time.monotonic() + 10
-        for directory in [*sorted(top.glob("commands/*/")), top / "commands", top]:
+        for directory in [Path(one) for one, _, _ in os.walk(top, topdown=False)]:
             while directory.exists():
                 try:
                     directory.rmdir()
@@ -104,3 +109,84 @@ def test_what_multiplies_while_it_is_killed_is_ended(peer: Peer, own_cgroup: Pat
 
 def test_environments_are_left_alone_where_groups_do_not_need_them(peer: Peer):
     assert b"SPACE_COMMAND" not in peer.run("env").stdout
+
+
+@pytest.mark.parametrize("own_cgroup", ["cgroup2", "cgroup2-only"], indirect=True)
+def test_what_made_groups_of_its_own_is_signaled_and_killed_and_leaves_none(peer: Peer, own_cgroup: Path) -> None:
+    """E13: as a program does that manages containers."""
+    script = """
+        own=$(echo "$TOP"/commands/c[0-9]*)
+        mkdir -p "$own/below/deeper"
+        for place in below below/deeper; do
+            sh -c 'echo $$ >"$0/cgroup.procs"; trap "echo told" USR1; echo $$; while :; do sleep 0.1; done' "$own/$place" &
+        done
+        trap "" USR1
+        wait; wait; sleep 300
+    """
+    command = peer.start("sh", "-c", script, env={"TOP": str(own_cgroup)}, timeout_s=1.5)
+    number = command.streams["stdout"]
+    peer.until(lambda: len(peer.data.get(number, b"").split()) == 2, "both run")
+    pids = [int(word) for word in peer.data[number].split()]
+    peer.call("signal", id=command.id, signal=10, tree=True)
+    peer.until(lambda: peer.data[number].count(b"told") == 2, "both are told")
+    assert peer.finish(command).exit["kind"] == "timed-out"
+    assert not any(alive(pid) for pid in pids)
+    assert groups_left(own_cgroup) == []
+
+
+@pytest.mark.parametrize("own_cgroup", ["cgroup2", "cgroup2-only"], indirect=True)
+def test_the_agent_is_in_a_group_of_its_own_before_and_after_it_has_started_something(
+    peer: Peer, own_cgroup: Path
+) -> None:
+    for _ in range(2):
+        assert peer.run("true").exit["code"] == 0
+        assert (own_cgroup / "agent/cgroup.procs").read_text().split() == [str(peer.welcome["pid"])]
+
+
+WATCH = """
+import os, signal, time
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+child = os.fork()
+if not child:
+    while True: time.sleep(0.01)
+print(child, flush=True)
+print("killed" if signal.sigwaitinfo({signal.SIGCHLD}).si_code == os.CLD_KILLED else "stopped", flush=True)
+"""
+
+
+def test_a_parent_is_not_told_that_its_child_stood_still_while_somebody_was_ended_for_want_of_memory(
+    own_cgroup: Path, tmp_path: Path, memory: Memory
+) -> None:
+    if not (own_cgroup / "commands/cgroup.kill").exists():
+        pytest.skip("version 1 is gVisor's, which freezes nothing")
+    options = ("--cgroups", str(own_cgroup / "commands"), "--meminfo", str(memory.path))
+    agent = Agent(tmp_path / "channel", options=options)
+    try:
+        peer = agent.peer()
+        parent = peer.start("python3", "-c", WATCH)
+        said = parent.streams["stdout"]
+        peer.until(lambda: b"\n" in peer.data.get(said, b""), "it has a child")
+        child = int(peer.data[said])
+        for _ in range(3):
+            fat = hold(peer, memory, 4 * FAT_MIB)
+            memory.left(LOW_MIB - 1)
+            assert peer.finish(fat).exit["kind"] == "oom-killed"
+            memory.left(TOTAL_MIB // 2)
+            peer.until(lambda: (own_cgroup / "commands/cgroup.freeze").read_text() == "0\n", "all go on")
+        assert state(child) in "SR"
+        os.kill(child, 9)
+        assert peer.finish(parent).stdout.endswith(b"\nkilled\n")
+    finally:
+        agent.stop()
+
+
+def test_who_starts_something_in_groups_that_stand_still_does_not_stand_still(own_cgroup: Path) -> None:
+    script = (
+        "import sys; from space.guest.cgroups import Groups\n"
+        "groups = Groups(sys.argv[1]); group = groups.new('one'); frozen = groups.freeze(frozen=True)\n"
+        "with group: print(frozen)\n"
+    )
+    words = [sys.executable, "-c", script, str(own_cgroup / "commands")]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True, timeout=20)
+    assert done.stdout == f"{(own_cgroup / 'commands/cgroup.kill').exists()}\n"

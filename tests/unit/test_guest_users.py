@@ -31,6 +31,15 @@ def root(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+def test_root_is_there_without_any_entry(tmp_path: Path) -> None:
+    """A template may hold next to nothing."""
+    for user in ("root", "root:root", "0"):
+        identity = find_identity(user, str(tmp_path))
+        assert (identity.uid, identity.gid, identity.home, identity.shell) == (0, 0, "/", "/bin/sh")
+    with pytest.raises(Refused):
+        find_identity("user", str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("user", "uid", "gid", "groups", "home", "shell"),
     [

@@ -13,8 +13,12 @@ from space.node import records as records_module
 from space.node.commands import Commands
 from space.node.machine import Machine
 from space.node.machines import Machines
-from space.node.records import TOKENS_MAX, CommandRecord, CommandRecords, MachineRecords
+from space.node.places import Places
+from space.node.pool import Pool
+from space.node.records import TOKENS_MAX, CommandRecord, CommandRecords
 from space.node.tasks import Tasks
+from space.node.trust import Trust
+from space.settings import Settings
 
 SPEC = CommandSpec(argv=("true",))
 SANDBOX = new_id("sbx")
@@ -178,14 +182,16 @@ async def test_a_deleted_sandbox_is_told_to_those_who_read(commands):
 
 
 def test_a_machine_with_clients_is_counted_as_in_use(tmp_path, commands):
+    settings = Settings(data_dir=tmp_path, run_dir=tmp_path, driver="fake")
+    pool = Pool(None, settings, Tasks(), Trust())
     machines = Machines(
         broker=None,
-        channels=tmp_path,
-        records=MachineRecords(tmp_path / "machines"),
+        places=Places.of(settings),
         commands=commands,
         tasks=Tasks(),
         events=None,
-        driver="fake",
+        pool=pool,
+        trust=Trust(),
     )
     machine = machines._machines[SANDBOX] = Machine(SANDBOX)
     machine.active_at = 0
@@ -208,3 +214,40 @@ def test_the_last_of_the_hosts_disk_is_not_for_output(commands, monkeypatch):
     assert isinstance(running.failure(), HostFull)
     assert running.ending().exit.kind is ExitKind.LOST
     assert running.produced == {"stdout": 0, "stderr": 0}
+
+
+def listed(command_id: str, *, state: str = "running", **numbers: int) -> dict:
+    places = {name: {"number": number, "acked": 5, "produced": 9, "ended": False} for name, number in numbers.items()}
+    return {"id": command_id, "pid": 7, "state": state, "exit": None, "streams": places}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        listed(new_id("cmd"), stdout=1, stderr=2),
+        listed("ORIGIN", stdout=1),
+        listed("ORIGIN", stdout=1, stderr=1),
+        listed("ORIGIN", stdout=1, stderr=2, tty=3),
+        listed("ORIGIN", tty=3),
+        listed("ORIGIN", state="ended", stdout=1, stderr=2),
+    ],
+    ids=["unknown", "without-stderr", "one-number-twice", "one-too-many", "another-kind", "ended"],
+)
+def test_of_what_a_copied_guest_says_only_what_can_be_true_goes_on(commands, lie):
+    origin = commands.create(new_id("sbx"), SPEC, None).record
+    welcome = {"boot_id": "b", "commands": [{**lie, "id": origin.id if lie["id"] == "ORIGIN" else lie["id"]}]}
+    assert commands.inherit(SANDBOX, {origin.id: origin}, welcome) == {}
+    assert commands.of(SANDBOX) == []
+
+
+def test_a_copied_command_has_its_own_id_and_begins_where_the_guest_is(commands):
+    origins = [commands.create(new_id("sbx"), SPEC, None).record for _ in range(2)]
+    first, second = (origin.id for origin in origins)
+    streams = {"stdout": 1, "stderr": 2}
+    welcome = {"boot_id": "b", "commands": [listed(first, **streams), listed(second, **streams)]}
+    names = commands.inherit(SANDBOX, {origin.id: origin for origin in origins}, welcome)
+    assert list(names) == [first], "two commands cannot be on the same streams"
+    copy = commands.get(names[first])
+    assert (copy.record.forked_from, copy.record.sandbox_id, copy.record.spec) == (first, SANDBOX, SPEC)
+    assert copy.produced == {"stdout": 5, "stderr": 5}
+    assert commands.running(SANDBOX) == 1

@@ -19,7 +19,7 @@ from space.node.guests import Guest
 from space.node.records import CommandRecords
 from space.node.runs import Run
 from space.node.tasks import Tasks
-from space.protocol.frames import HEADER, TRAILER, FrameType
+from space.protocol.frames import FRAME_BYTES_MAX, HEADER, TRAILER, FrameType
 
 OFFSET = struct.Struct(">Q")
 PATIENCE_S = 10
@@ -99,6 +99,7 @@ class Owner:
     def __init__(self, commands: Commands):
         self.commands = commands
         self.lost: list[str] = []
+        self.kind = ExitKind.LOST
 
     def on_welcome(self, guest, welcome):
         self.commands.on_welcome(guest, welcome)
@@ -108,7 +109,7 @@ class Owner:
 
     def on_lost(self, guest, cause):
         self.lost.append(cause)
-        self.commands.machine_lost(guest.machine)
+        self.commands.machine_lost(guest.machine, self.kind)
 
 
 @pytest.fixture
@@ -154,6 +155,21 @@ async def test_requests_are_answered_by_number_and_failures_are_typed(guest, scr
     with pytest.raises(GuestError) as caught:
         await asked[1]
     assert caught.value.details == {"guest_code": "os-error", "errno": 5}
+
+
+@pytest.mark.parametrize("said_since", [False, True])
+async def test_a_greeting_fills_up_a_cut_frame_only_where_there_may_be_one(guest, scripted, said_since):
+    asked = asyncio.ensure_future(guest.request("quiesce", {"event": "suspend"}))
+    number, _ = await scripted.request()
+    await scripted.write(message(FrameType.REPLY, number, ok={"hooks": []}))
+    await asked
+    if said_since:
+        guest.tell("activity")
+    for greeted_before in (False, True):
+        guest.detach()
+        before = Guest.traffic["sent"]
+        await asyncio.gather(guest.greet(), scripted.welcome())
+        assert (Guest.traffic["sent"] - before > FRAME_BYTES_MAX) == (said_since or greeted_before)
 
 
 async def test_answers_that_nobody_asked_for_change_nothing(guest, scripted):
@@ -365,3 +381,16 @@ async def test_a_run_whose_output_was_torn_is_lost(guest, scripted, commands):
     exited = {"event": "exit", "id": run.id, "kind": "exited", "code": 0, "produced": {}}
     await scripted.write(message(FrameType.EVENT, 0, **exited))
     assert (await run.wait()).kind is ExitKind.LOST
+
+
+async def test_a_run_whose_machine_is_gone_ends_as_its_owner_finds_out(guest, scripted, commands):
+    """E18: the machine may have been killed for want of memory, and its broken output does not hide that."""
+    run = Run(guest, CommandSpec(argv=("x",)), None, lambda *_: True)
+    commands.add_run(run)
+    starting = asyncio.ensure_future(run.start())
+    number, _ = await scripted.request()
+    await scripted.write(message(FrameType.REPLY, number, ok={"pid": 5}))
+    await starting
+    guest._owner.kind = ExitKind.OOM_KILLED
+    scripted.close()
+    assert (await run.wait()).kind is ExitKind.OOM_KILLED

@@ -4,7 +4,8 @@ import asyncio
 import os
 import socket
 
-from space.node.server import _server, peer_uid, trusting
+from space.listening import peer_uid, trusting
+from space.node.server import _server
 
 
 class Transport:

@@ -109,3 +109,27 @@ def test_any_sequence_of_appends_reads_back_as_the_stream_minus_one_gap(tmp_path
         assert read_all(spool, start) == data[start:] or start < 1000 < spool.kept_from(1000)
         assert len(data) - spool.kept_from(1000) >= min(1000, max(0, len(data) - 1000))
         spool.close()
+
+
+@pytest.mark.parametrize("start", [1, 10 * MIB, 2**40])
+def test_a_stream_that_goes_on_from_anothers_has_a_gap_before_its_first_byte(tmp_path, start):
+    spool = Spool(tmp_path / "s", 2 * MIB, start)
+    assert (spool.total, spool.kept_bytes, spool.kept_from(0)) == (start, 0, start)
+    spool.close()
+    again = Spool(tmp_path / "s", 2 * MIB)
+    assert again.total == start, "also when nothing was ever written"
+    again.append(b"hello")
+    assert (again.kept_from(0), again.kept_bytes) == (start, 5)
+    assert again.read(0, 10) == b""
+    assert read_all(again, start) == b"hello"
+    again.append(pattern(5, 9 * MIB))
+    assert again.kept_from(0) >= start
+    assert read_all(again, again.total - 1000) == pattern(5, 9 * MIB)[-1000:]
+
+
+def test_a_spool_of_before_there_were_such_streams_is_read(tmp_path):
+    old = tmp_path / "s"
+    old.write_bytes(spool_module.struct.pack(">8sQQQ", spool_module.MAGIC, MIB, TAIL_BYTES_MIN, 0))
+    spool = Spool(old, 2 * MIB)
+    spool.append(b"hello")
+    assert (spool.kept_from(0), read_all(Spool(old, 2 * MIB))) == (0, b"hello")

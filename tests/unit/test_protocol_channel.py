@@ -369,3 +369,16 @@ def test_a_stream_of_single_bytes_does_not_cost_an_object_for_each(ends):
         guest.written(sum(map(len, guest.outgoing())))
     half = guest._sends[11]
     assert len(half._unacked) + len(half._unsent) < 10
+
+
+def test_streams_that_are_silent_take_no_turns():
+    host, guest = HostChannel(), GuestChannel()
+    host.hello()
+    exchange(host, guest)
+    for number in range(1, 1001):
+        host.open_send(number)
+        guest.open_receive(number)
+    host.send(500, b"only this one")
+    assert len(host._turns) == 1
+    assert [event.number for event in exchange(host, guest) if isinstance(event, Received)] == [500]
+    assert not host._turns

@@ -21,7 +21,7 @@ START = {"id": "c", "argv": ["a"], "streams": {"stdout": 1, "stderr": 2}}
 
 def test_defaults_are_filled_in():
     fields = check_request("file-read", {"path": "/x", "stream": 3})
-    assert fields == {"path": "/x", "user": None, "stream": 3, "offset": 0, "length": None}
+    assert fields == {"path": "/x", "user": None, "owner": None, "stream": 3, "offset": 0, "length": None}
 
 
 def test_text_that_is_not_utf8_travels_unchanged():

@@ -57,10 +57,14 @@ def client(server: ScriptedServer) -> Iterator[Client]:
 
 @pytest.fixture
 def sbx(server: ScriptedServer, node: ScriptedServer, client: Client) -> Sandbox:
-    """A sandbox whose data plane is ``node``."""
+    """A sandbox in use, whose data plane is ``node``."""
     server.on(f"GET /v1/sandboxes/{ID}", sandbox())
     server.on(f"POST /v1/sandboxes/{ID}/access", access(node.url))
-    return Sandbox.connect(ID, client=client)
+    server.on(f"POST /v1/sandboxes/{ID}/exec", OK)
+    sbx = Sandbox.connect(ID, client=client)
+    sbx.run("the first")
+    del server.script[f"POST /v1/sandboxes/{ID}/exec"]
+    return sbx
 
 
 def access(url: str, token: str = "token1", left_s: float = 3600) -> dict[str, str]:
@@ -271,6 +275,22 @@ def test_run_returns_exit_and_output_and_goes_straight_to_the_node(
     assert len(server.requests(f"POST /v1/sandboxes/{ID}/access")) == 1
 
 
+def test_create_and_the_first_output_take_two_requests_on_one_connection(
+    server: ScriptedServer, node: ScriptedServer
+) -> None:
+    server.on("POST /v1/sandboxes", {"sandbox": sandbox(), "operation": operation()})
+    server.on(f"POST /v1/sandboxes/{ID}/exec", OK)
+    server.on(f"POST /v1/sandboxes/{ID}/access", access(node.url))
+    node.on(f"POST /v1/sandboxes/{ID}/exec", OK)
+    with Client(server.url, "sk_test") as client:
+        sbx = Sandbox.create(client=client)
+        assert sbx.run("echo out").stdout == "out\n"
+        assert [seen.path for seen in server.seen] == ["/v1/sandboxes", f"/v1/sandboxes/{ID}/exec"]
+        sbx.run("another")
+        assert len(node.seen) == 1
+        assert {seen.client for seen in server.seen} == {server.seen[0].client}
+
+
 def test_the_api_key_is_never_shown_to_a_node(node: ScriptedServer, sbx: Sandbox) -> None:
     node.on(f"POST /v1/sandboxes/{ID}/exec", OK)
     sbx.run("true")
@@ -406,12 +426,11 @@ def test_an_unknown_sandbox_is_not_found(client: Client) -> None:
         Sandbox.connect("sbxunknown", client=client)
 
 
-async def test_the_asynchronous_form_does_the_same(server: ScriptedServer, node: ScriptedServer) -> None:
+async def test_the_asynchronous_form_does_the_same(server: ScriptedServer) -> None:
     server.on("POST /v1/sandboxes", {"sandbox": sandbox(), "operation": operation()})
     server.on(f"DELETE /v1/sandboxes/{ID}", {"sandbox": sandbox(state="deleted"), "operation": operation()})
-    server.on(f"POST /v1/sandboxes/{ID}/access", access(node.url))
+    server.on(f"POST /v1/sandboxes/{ID}/exec", OK)
     server.on("GET /v1/sandboxes", {"items": [sandbox()], "next_cursor": None})
-    node.on(f"POST /v1/sandboxes/{ID}/exec", OK)
     async with AsyncClient(server.url, "sk_test") as client, await AsyncSandbox.create("base", client=client) as sbx:
         assert (await sbx.run("echo out")).stdout == "out\n"
         assert [info.id async for info in AsyncSandbox.list(client=client)] == [ID]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from space import InvalidRequest, Unauthenticated
-from space.sdk.config import DEFAULT_URL, Credentials, credentials_file, find_credentials
+from space import InvalidRequest, NotFound, Unauthenticated
+from space.sdk.config import DEFAULT_URL, Credentials, credentials_file, e2b_environment, find_credentials
 
 
 def write(home: Path, content: str, mode: int = 0o600) -> dict[str, str]:
@@ -96,3 +96,17 @@ def test_a_file_of_another_user_is_a_typed_error(tmp_path: Path) -> None:
         os._exit(1)
     assert os.waitpid(pid, 0)[1] == 0
     assert path.exists()
+
+
+def test_what_e2bs_clients_need_is_the_key_in_their_form_and_where_everything_is():
+    key = "sk_" + "A" * 43
+    told = e2b_environment("http://x:1", None, key)
+    urls = dict.fromkeys(("E2B_API_URL", "E2B_SANDBOX_URL", "E2B_VOLUME_API_URL"), "http://x:1")
+    assert told == {"E2B_API_KEY": "e2b_" + "00" * 32, **urls}
+    assert e2b_environment("http://x:1", "sbx.test:1", key) == {
+        "E2B_API_KEY": "e2b_" + "00" * 32,
+        "E2B_DOMAIN": "sbx.test:1",
+    }
+    with pytest.raises(NotFound) as refused:
+        e2b_environment(None, None, key)
+    assert refused.value.code == "no-e2b"

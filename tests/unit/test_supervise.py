@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from space import installation
+from space.cli import down, supervision, up
 from space.installation import Lock
 from space.settings import Settings
 from space.supervise import Process, Supervisor, process_argv, process_env, trim_log
@@ -198,11 +199,25 @@ def test_the_environment_of_a_process_holds_settings_only(monkeypatch: pytest.Mo
     monkeypatch.setenv("SPACE_STORE_URL", "postgresql://user:password@localhost/space")
     monkeypatch.setenv("SPACE_API_KEY", "sk_of_the_person_who_ran_it")
     monkeypatch.setenv("LD_PRELOAD", "evil.so")
-    for name in ("broker", "node", "api"):
+    for name in ("broker", "gateway", "node", "api"):
         env = process_env(name)
         assert env["SPACE_INSTANCE"] == "tenv"
         assert {"SPACE_API_KEY", "LD_PRELOAD"}.isdisjoint(env)
         assert ("SPACE_STORE_URL" in env) == (name == "api")
+
+
+def test_the_command_line_asks_for_nothing_that_the_supervisor_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def as_root(module: str, *words: str, root: bool = True) -> int:
+        asked.append(words[0])
+        return subprocess.run([sys.executable, "-I", "-m", module, *words, "--help"], check=False).returncode
+
+    monkeypatch.setattr(supervision, "INSTALLED", Path(sys.executable))
+    monkeypatch.setattr(supervision, "as_root", as_root)
+    up.up()
+    down.down()
+    assert asked == ["start", "stop-sandboxes", "stop"]
 
 
 # What a process started for a user may do: written out by the process itself.

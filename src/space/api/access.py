@@ -6,9 +6,11 @@ from enum import StrEnum
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from space import tracing
 from space.control.control import Control
 from space.errors import Forbidden, InvalidRequest, RequestError, Unauthenticated
 from space.listening import Bodies, Held
+from space.model.ids import is_id
 from space.model.project import Key, Role
 
 BODY_TIMEOUT_S = 60.0
@@ -41,6 +43,10 @@ class Guard:
             if self._access is Access.ADMIN and key.role is not Role.ADMIN:
                 raise Forbidden("This needs an admin's key.")
             scope["state"]["caller"] = key
+            sandbox_id = scope["path_params"].get("sandbox_id", "")
+            # Only what can be an id: a log is no place for what callers make up.
+            if is_id("sbx", sandbox_id):
+                tracing.note(sandbox=sandbox_id)
         if self._body_bytes_max is None:
             await self._app(scope, receive, send)
             return

@@ -12,10 +12,11 @@ from pydantic import BaseModel
 from space.api.schemas import AccessOut, KeyOut, OperationOut, SandboxOut
 from space.control.control import Control
 from space.control.once import Once, fingerprint
+from space.control.operations import error_of
 from space.control.projects import ShownKey
 from space.control.tokens import Token
 from space.errors import InvalidRequest
-from space.model.operation import Operation
+from space.model.operation import Operation, OperationState
 from space.model.project import Key
 from space.model.sandbox import Sandbox
 
@@ -43,6 +44,17 @@ def reply(model: BaseModel, status: int = 200, headers: Mapping[str, str] | None
 def reply_raw(value: Mapping[str, Any], status: int = 200) -> Response:
     """Return JSON that another part of SPACE has composed."""
     return Response(json.dumps(value, separators=(",", ":")), status, media_type="application/json")
+
+
+def accepted(answer: BaseModel, operation: Operation, waited_s: float, *, done: int) -> Response:
+    """Answer for an operation: ``done`` if it was waited for and succeeded, else 202; raise what it failed with."""
+    headers = {"Location": f"/v1/operations/{operation.id}"}
+    if waited_s > 0:
+        headers["Preference-Applied"] = f"wait={waited_s:g}"
+        if operation.state in {OperationState.FAILED, OperationState.CANCELLED}:
+            raise error_of(operation)
+    succeeded = waited_s > 0 and operation.state == OperationState.SUCCEEDED
+    return reply(answer, done if succeeded else 202, headers)
 
 
 def sandbox_out(sandbox: Sandbox) -> SandboxOut:

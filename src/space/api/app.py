@@ -1,6 +1,7 @@
 """The HTTP application: table of routes, shape of errors, and what surrounds every request."""
 
 import functools
+from collections import Counter
 from typing import Any
 
 from fastapi import FastAPI
@@ -24,7 +25,7 @@ def build_app(control: Control, figures: Figures | None = None) -> FastAPI:
     app = _bare()
     app.state.control = control
     app.state.figures = figures
-    app.state.streams = [0]
+    app.state.streams = Counter[str]()
     errors.install(app)
     routes.install(app, control.settings.body_mib_max * MIB)
     app.openapi = functools.cache(lambda: _document(app))

@@ -12,7 +12,7 @@ from space.api.paging import LIMIT_DEFAULT, Cursor, Limit, next_cursor, position
 from space.api.proxy import pass_on, pass_stream_on
 from space.control import commands, sandboxes
 from space.control.control import Control
-from space.control.readiness import get_running
+from space.control.readiness import get_running, rouser, wake_for
 from space.control.tokens import Token
 
 
@@ -45,6 +45,7 @@ async def access(request: Request, command_id: str) -> Response:
     """Where to attach to the command, with a fresh token."""
     control = control_of(request)
     row = await commands.get(control, caller(request).project_id, command_id)
+    await wake_for(control, row.project_id, row.sandbox_id)
     return reply_raw(_attach(control, row.id, commands.grant_access(control, row)), 201)
 
 
@@ -57,19 +58,22 @@ async def output(request: Request, command_id: str) -> Response:
 async def signal(request: Request, command_id: str) -> Response:
     """Send a signal to everything the command started."""
     row = await commands.get(control_of(request), caller(request).project_id, command_id)
+    await wake_for(control_of(request), row.project_id, row.sandbox_id)
     return await pass_on(request, f"/v1/commands/{row.id}/signal")
 
 
 async def stdin(request: Request, command_id: str) -> Response:
     """Feed the command's stdin with the body as it is."""
     row = await commands.get(control_of(request), caller(request).project_id, command_id)
+    await wake_for(control_of(request), row.project_id, row.sandbox_id)
     return await pass_stream_on(request, f"/v1/commands/{row.id}/stdin")
 
 
 async def exec_(request: Request, sandbox_id: str) -> Response:
     """Run a program to its end and return its output; `Accept: application/x-ndjson` streams it."""
-    sandbox = await get_running(control_of(request), caller(request).project_id, sandbox_id)
-    return await pass_on(request, f"/v1/sandboxes/{sandbox.id}/exec")
+    control = control_of(request)
+    sandbox = await get_running(control, caller(request).project_id, sandbox_id)
+    return await pass_on(request, f"/v1/sandboxes/{sandbox.id}/exec", rouser(control, sandbox))
 
 
 def _attach(control: Control, command_id: str, token: Token) -> dict[str, Any]:

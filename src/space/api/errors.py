@@ -18,6 +18,8 @@ log = structlog.get_logger(__name__)
 RETRY_AFTER_S = 1
 FIELD_CHARS_MAX = 200
 NAMED_MAX = 20
+TOLD_MAX = 3
+"""So many problems are in the message; as many as ``NAMED_MAX`` are in the details."""
 
 
 def answer(error: SpaceError, request_id: str) -> JSONResponse:
@@ -76,7 +78,8 @@ def from_validation(problems: Sequence[Any]) -> SpaceError:
         return errors.InvalidRequest("The body is not valid JSON.", code="malformed-json", field="body")
     named = [{"field": _field(problem["loc"]), "problem": _problem(problem)} for problem in problems[:NAMED_MAX]]
     first = named[0]
-    return errors.InvalidRequest(f"{first['field']}: {first['problem']}", field=first["field"], problems=named)
+    told = "; ".join(f"{one['field']}: {one['problem']}" for one in named[:TOLD_MAX])
+    return errors.InvalidRequest(told, field=first["field"], problems=named)
 
 
 def _field(location: Sequence[Any]) -> str:

@@ -6,17 +6,15 @@ from typing import Annotated
 
 from fastapi import Header, Request
 from fastapi.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from space.api.access import caller
 from space.api.answers import control_of
-from space.api.proxy import until_gone
+from space.api.streaming import SSE, Stream, check_streams
 from space.control import events
 from space.control.control import Control
-from space.errors import InvalidRequest, LimitExceeded
+from space.errors import InvalidRequest
 from space.model.event import Event
 
-STREAMS_MAX = 500
 NUMBER_DIGITS_MAX = 18
 
 
@@ -26,9 +24,7 @@ async def stream(
 ) -> Response:
     """Follow the project's events as SSE."""
     control, project_id = control_of(request), caller(request).project_id
-    counter: list[int] = request.app.state.streams
-    if counter[0] >= STREAMS_MAX:
-        raise LimitExceeded("Too many event streams are open.", limit=STREAMS_MAX)
+    streams = check_streams(request, project_id)
     after = await events.latest(control, project_id)
     gap = False
     if last_event_id is not None:
@@ -37,29 +33,7 @@ async def stream(
         asked = min(int(last_event_id), after)
         gap = asked + 1 < await events.oldest(control, project_id)
         after = asked
-    return _Stream(_lines(control, project_id, after, gap=gap), counter)
-
-
-class _Stream(Response):
-    """Writes events until the client goes away."""
-
-    def __init__(self, chunks: AsyncGenerator[bytes], counter: list[int]) -> None:
-        self._chunks = chunks
-        self._counter = counter
-        self.background = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        self._counter[0] += 1
-        try:
-            await until_gone(self._write(send), receive)
-        finally:
-            self._counter[0] -= 1
-
-    async def _write(self, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async for chunk in self._chunks:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    return Stream(_lines(control, project_id, after, gap=gap), SSE, streams, project_id)
 
 
 async def _lines(control: Control, project_id: str, after: int, *, gap: bool) -> AsyncGenerator[bytes]:

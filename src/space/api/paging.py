@@ -52,6 +52,17 @@ def names(cursor: str | None) -> tuple[str, str] | None:
             raise _invalid()
 
 
+def number(cursor: str | None) -> int | None:
+    """Return the number a cursor points to, or raise ``InvalidRequest``."""
+    if cursor is None:
+        return None
+    match parse(cursor):
+        case [int(value)] if 0 <= value < 1 << 53:
+            return value
+        case _:
+            raise _invalid()
+
+
 def next_cursor(items: Sequence[Placed], limit: int) -> str | None:
     """Return the cursor behind a page; None when it was the last one for certain."""
     if len(items) < limit:

@@ -4,7 +4,9 @@ Nothing of the caller's authority goes along: only headers that describe the bod
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable
+import json
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from http import HTTPStatus
 
 import aiohttp
 from fastapi import Request
@@ -13,7 +15,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from space.api.answers import control_of
-from space.api.errors import request_id
 from space.control.nodes import Node
 
 REQUEST_HEADERS = {"accept", "content-type", "content-length", "range", "if-range", "if-match", "if-none-match"}
@@ -30,16 +31,32 @@ RESPONSE_HEADERS = {
 }
 
 
-class PassedOn(Response):
-    """An answer that the node gives, written as it comes. Ends when either side goes away."""
+ASLEEP_STATUS = HTTPStatus.CONFLICT
+REFUSAL_BYTES_MAX = 64 * 1024
 
-    def __init__(self, node: Node, request: Request, path: str, body: bytes | AsyncIterable[bytes] | None) -> None:
+Waking = Callable[[], Awaitable[object]]
+
+
+class PassedOn(Response):
+    """An answer that the node gives, written as it comes. Ends when either side goes away.
+
+    With ``wake`` a machine that fell asleep between the look at its sandbox and this request is woken, and asked again.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        request: Request,
+        path: str,
+        body: bytes | AsyncIterable[bytes] | None,
+        wake: Waking | None = None,
+    ) -> None:
         self._node = node
+        self._wake = wake
         self._method = request.method
         query: bytes = request.scope["query_string"]
         self._path = path + (f"?{query.decode('latin-1')}" if query else "")
         self._headers = {name: value for name, value in request.headers.items() if name in REQUEST_HEADERS}
-        self._headers["X-Request-Id"] = request_id(request)
         if body is None or isinstance(body, bytes):
             self._headers.pop("content-length", None)
         self._body = body
@@ -52,22 +69,35 @@ class PassedOn(Response):
 
     async def _stream(self, send: Send) -> None:
         try:
-            async with self._node.pass_on(self._method, self._path, self._headers, self._body) as response:
-                await send({"type": "http.response.start", "status": response.status, "headers": _kept(response)})
-                left = response.content_length
-                while chunk := await response.content.readany():
-                    left = None if left is None else left - len(chunk)
-                    await send({"type": "http.response.body", "body": chunk, "more_body": left != 0})
-                if left != 0:
-                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if not await self._answer(send, self._wake) and self._wake is not None:
+                await self._wake()
+                await self._answer(send, None)
         except ClientDisconnect:
             return
 
+    async def _answer(self, send: Send, wake: Waking | None) -> bool:
+        """Write the node's answer; False, and nothing written, when the machine is to be woken first."""
+        async with self._node.pass_on(self._method, self._path, self._headers, self._body) as response:
+            first = b""
+            if wake is not None and response.status == ASLEEP_STATUS:
+                first = await response.content.read(REFUSAL_BYTES_MAX)
+                if _is_asleep(first):
+                    return False
+            await send({"type": "http.response.start", "status": response.status, "headers": _kept(response)})
+            left = response.content_length
+            while chunk := first or await response.content.readany():
+                first = b""
+                left = None if left is None else left - len(chunk)
+                await send({"type": "http.response.body", "body": chunk, "more_body": left != 0})
+            if left != 0:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return True
 
-async def pass_on(request: Request, path: str) -> Response:
+
+async def pass_on(request: Request, path: str, wake: Waking | None = None) -> Response:
     """Pass a request with a small body on; the guard has bounded it."""
     body = await request.body() if request.method not in {"GET", "HEAD"} else None
-    return PassedOn(control_of(request).node, request, path, body)
+    return PassedOn(control_of(request).node, request, path, body, wake)
 
 
 async def pass_stream_on(request: Request, path: str) -> Response:
@@ -91,6 +121,14 @@ async def until_gone(work: Awaitable[None], receive: Receive | None) -> None:
         await asyncio.wait({watching, working})
     if not working.cancelled():
         working.result()
+
+
+def _is_asleep(refusal: bytes) -> bool:
+    """Whether a refusal of the node says that the machine does not run, so that nothing of the request was done."""
+    try:
+        return json.loads(refusal)["error"]["code"] == "wrong-state"
+    except (ValueError, TypeError, KeyError):
+        return False
 
 
 async def _gone(receive: Receive) -> None:

@@ -6,10 +6,12 @@ from typing import Annotated
 from fastapi import Query, Request
 from fastapi.responses import Response
 
+from space import tracing
 from space.api.access import caller
 from space.api.answers import (
     IdempotencyKey,
     Prefer,
+    accepted,
     access_out,
     control_of,
     once,
@@ -18,17 +20,19 @@ from space.api.answers import (
     sandbox_out,
     wait_s,
 )
+from space.api.bodies import SandboxChange
 from space.api.paging import LIMIT_DEFAULT, Cursor, Limit, next_cursor, position
-from space.api.schemas import Accepted, MetricsOut, SampleOut, SandboxChange, SandboxCreate, SandboxPage
-from space.control import operations, sandboxes
+from space.api.sandbox_bodies import SandboxCreate
+from space.api.schemas import Accepted, SandboxPage
+from space.control import operations, sandboxes, verbs
 from space.control.control import Control
+from space.control.creation import NewSandbox, request_create
+from space.control.grants import NewGrant
 from space.control.readiness import wait_ready
-from space.control.sandboxes import NewSandbox
-from space.control.usage import sample
-from space.error_wire import class_of_kind
-from space.errors import Conflict, HostError, InvalidRequest, SpaceError
+from space.control.volumes import WantedVolume
+from space.errors import InvalidRequest
 from space.model.operation import Operation, OperationState
-from space.model.sandbox import TRANSITIONS, Resources, Sandbox, State
+from space.model.sandbox import TRANSITIONS, Sandbox, State
 
 METADATA_PREFIX = "metadata."
 FILTERS_MAX = 16
@@ -41,7 +45,7 @@ async def create(
     control, key = control_of(request), caller(request)
     wanted = NewSandbox(
         template=body.template,
-        resources=Resources(**body.resources.model_dump()),
+        resources=body.resources.model_dump(exclude_unset=True),
         name=body.name,
         metadata=body.metadata,
         env=body.env,
@@ -51,9 +55,12 @@ async def create(
         idle_timeout_s=body.idle_timeout_s,
         on_idle=body.on_idle,
         wake_on_request=body.wake_on_request,
+        policy=body.policy,
+        volumes=tuple(WantedVolume(one.name, one.path) for one in body.volumes),
+        grants=tuple(NewGrant(one.secret, one.terms(), one.env, one.expires_in_s) for one in body.grants),
     )
     asked_once = await once(request, idempotency_key)
-    sandbox, operation = await sandboxes.request_create(control, key.project_id, wanted, asked_once)
+    sandbox, operation = await request_create(control, key.project_id, wanted, asked_once)
     return await _accepted(control, sandbox, operation, wait_s(prefer), done=201)
 
 
@@ -87,34 +94,46 @@ async def change(request: Request, sandbox_id: str, body: SandboxChange) -> Resp
     return reply(sandbox_out(changed))
 
 
-async def pause(request: Request, sandbox_id: str, prefer: Prefer = None) -> Response:
+async def pause(
+    request: Request, sandbox_id: str, prefer: Prefer = None, idempotency_key: IdempotencyKey = None
+) -> Response:
     """Stop the CPUs; everything stays in memory."""
-    return await _verb(request, sandbox_id, "pause", prefer)
+    return await _verb(request, sandbox_id, "pause", prefer, idempotency_key)
 
 
-async def resume(request: Request, sandbox_id: str, prefer: Prefer = None) -> Response:
+async def resume(
+    request: Request, sandbox_id: str, prefer: Prefer = None, idempotency_key: IdempotencyKey = None
+) -> Response:
     """Let the CPUs of a paused sandbox go on."""
-    return await _verb(request, sandbox_id, "resume", prefer)
+    return await _verb(request, sandbox_id, "resume", prefer, idempotency_key)
 
 
-async def suspend(request: Request, sandbox_id: str, prefer: Prefer = None) -> Response:
+async def suspend(
+    request: Request, sandbox_id: str, prefer: Prefer = None, idempotency_key: IdempotencyKey = None
+) -> Response:
     """Save memory and disk and release the host's resources."""
-    return await _verb(request, sandbox_id, "suspend", prefer)
+    return await _verb(request, sandbox_id, "suspend", prefer, idempotency_key)
 
 
-async def wake(request: Request, sandbox_id: str, prefer: Prefer = None) -> Response:
+async def wake(
+    request: Request, sandbox_id: str, prefer: Prefer = None, idempotency_key: IdempotencyKey = None
+) -> Response:
     """Make it run again by whichever way applies; a running one is awake already."""
-    return await _verb(request, sandbox_id, "wake", prefer)
+    return await _verb(request, sandbox_id, "wake", prefer, idempotency_key)
 
 
-async def stop(request: Request, sandbox_id: str, prefer: Prefer = None) -> Response:
+async def stop(
+    request: Request, sandbox_id: str, prefer: Prefer = None, idempotency_key: IdempotencyKey = None
+) -> Response:
     """End the machine and keep the disk."""
-    return await _verb(request, sandbox_id, "stop", prefer)
+    return await _verb(request, sandbox_id, "stop", prefer, idempotency_key)
 
 
-async def start(request: Request, sandbox_id: str, prefer: Prefer = None) -> Response:
+async def start(
+    request: Request, sandbox_id: str, prefer: Prefer = None, idempotency_key: IdempotencyKey = None
+) -> Response:
     """Boot a stopped or failed sandbox afresh on its disk."""
-    return await _verb(request, sandbox_id, "start", prefer)
+    return await _verb(request, sandbox_id, "start", prefer, idempotency_key)
 
 
 async def delete(request: Request, sandbox_id: str, prefer: Prefer = None) -> Response:
@@ -130,57 +149,31 @@ async def access(request: Request, sandbox_id: str) -> Response:
     return reply(access_out(control.settings.data_plane_url, token), 201)
 
 
-async def metrics(request: Request, sandbox_id: str) -> Response:
-    """Usage now and over the last hour."""
+async def _verb(request: Request, sandbox_id: str, verb: str, prefer: str | None, key: str | None = None) -> Response:
     control = control_of(request)
-    sandbox = await sandboxes.get(control, caller(request).project_id, sandbox_id)
-    now = None
-    if sandbox.state in {State.RUNNING, State.PAUSED}:
-        now = sample((await control.node.inspect(sandbox.id)).get("usage"), control.now())
-    return reply(
-        MetricsOut(
-            now=None if now is None else SampleOut.model_validate(now),
-            history=[SampleOut.model_validate(taken) for taken in control.history.of(sandbox.id)],
-        )
+    asked_once = await once(request, key)
+    sandbox, operation = await verbs.request(
+        control, caller(request).project_id, sandbox_id, verb, asked_once=asked_once
     )
-
-
-async def _verb(request: Request, sandbox_id: str, verb: str, prefer: str | None) -> Response:
-    control = control_of(request)
-    sandbox, operation = await sandboxes.request(control, caller(request).project_id, sandbox_id, verb)
     return await _accepted(control, sandbox, operation, wait_s(prefer), done=200)
 
 
 async def _accepted(control: Control, sandbox: Sandbox, operation: Operation, seconds: float, *, done: int) -> Response:
     """Answer with sandbox and operation: at once, or after waiting for the operation's end and readiness."""
+    tracing.note(sandbox=sandbox.id, operation=operation.id)
     ends = asyncio.get_running_loop().time() + seconds
-    status, headers = 202, {}
     if seconds > 0:
-        headers["Preference-Applied"] = f"wait={seconds:g}"
         operation, left = await operations.wait_both(control, sandbox.project_id, operation.id, seconds)
         sandbox = left or sandbox
         sandbox = await wait_ready(control, sandbox, operation, ends - asyncio.get_running_loop().time())
-    if operation.state == OperationState.SUCCEEDED and _is_there(sandbox, operation):
-        status = done if seconds > 0 else 202
-    elif seconds > 0 and operation.state in {OperationState.FAILED, OperationState.CANCELLED}:
-        raise _as_error(operation)
+    there = operation.state == OperationState.SUCCEEDED and _is_there(sandbox, operation)
     answer = Accepted(sandbox=sandbox_out(sandbox), operation=operation_out(operation))
-    return reply(answer, status, {"Location": f"/v1/operations/{operation.id}", **headers})
+    return accepted(answer, operation, seconds, done=done if there else 202)
 
 
 def _is_there(sandbox: Sandbox, operation: Operation) -> bool:
     target = TRANSITIONS[operation.request["verb"]].target
     return target != State.RUNNING or sandbox.ready or sandbox.state != State.RUNNING
-
-
-def _as_error(operation: Operation) -> SpaceError:
-    """Return the error that an operation ended with, for a caller who waited for it."""
-    ids = {"sandbox_id": operation.sandbox_id, "operation_id": operation.id}
-    failure = operation.error
-    if operation.state == OperationState.CANCELLED or failure is None:
-        return Conflict("The operation was cancelled: the sandbox was deleted meanwhile.", code="cancelled", **ids)
-    cls = class_of_kind(failure.kind) or HostError
-    return cls(failure.message, code=failure.code, **ids)
 
 
 def _metadata_filter(request: Request) -> dict[str, str]:

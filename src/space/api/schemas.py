@@ -1,204 +1,15 @@
-"""What requests and answers look like. Strict: an unknown field, or a value of another type, is named in an error."""
+"""What answers look like."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict
 
+from space.api.bodies import TtyBody
 from space.model.operation import OperationState
 from space.model.project import Role
-from space.model.sandbox import OnIdle, OnTimeout, Resources, State
-
-FIELDS_MAX = 64
-"""Members that an object of any request may have, known or not."""
-METADATA_PAIRS_MAX = 64
-METADATA_KEY_MAX = 128
-METADATA_VALUE_BYTES_MAX = 1024
-ENV_BYTES_MAX = 128 * 1024
-ENV_VARIABLES_MAX = 2048
-"""With a template's and a command's own ones still fewer than a guest takes."""
-SECONDS_MAX = 365 * 24 * 3600
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
-DEFAULTS = Resources()
-
-
-def _metadata_value(text: str) -> str:
-    if len(text.encode()) > METADATA_VALUE_BYTES_MAX:
-        raise ValueError(f"may have at most {METADATA_VALUE_BYTES_MAX} bytes")
-    return _without_nul(text)
-
-
-def _without_nul(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("must not contain NUL")
-    return text
-
-
-def _variable(name: str) -> str:
-    if not name or "=" in name or "\0" in name:
-        raise ValueError("is not the name of an environment variable: empty, or with = or NUL in it")
-    return name
-
-
-def _env(env: dict[str, str]) -> dict[str, str]:
-    if sum(len(name.encode()) + len(value.encode()) + 2 for name, value in env.items()) > ENV_BYTES_MAX:
-        raise ValueError(f"may have at most {ENV_BYTES_MAX} bytes in all")
-    return env
-
-
-def _few(value: Any, most: int) -> Any:
-    """Count an object's members before looking at any.
-
-    Of a million wrong ones each would be described, which takes seconds in which nobody else is answered.
-    """
-    if isinstance(value, dict) and len(value) > most:
-        raise ValueError(f"may have at most {most} members")
-    return value
-
-
-Name = Annotated[str, StringConstraints(pattern=NAME)]
-Seconds = Annotated[float, Field(gt=0, le=SECONDS_MAX, allow_inf_nan=False)]
-MetadataKey = Annotated[str, StringConstraints(min_length=1, max_length=METADATA_KEY_MAX), AfterValidator(_without_nul)]
-Metadata = Annotated[
-    dict[MetadataKey, Annotated[str, AfterValidator(_metadata_value)]],
-    Field(max_length=METADATA_PAIRS_MAX),
-    BeforeValidator(lambda value: _few(value, METADATA_PAIRS_MAX)),
-]
-Env = Annotated[
-    dict[Annotated[str, AfterValidator(_variable)], Annotated[str, AfterValidator(_without_nul)]],
-    AfterValidator(_env),
-    BeforeValidator(lambda value: _few(value, ENV_VARIABLES_MAX)),
-]
-
-
-class Body(BaseModel):
-    """A request's body."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _few_fields(cls, value: Any) -> Any:
-        return _few(value, FIELDS_MAX)
-
-
-class ResourcesBody(Body):
-    """Limits of the machine: `cpus` in cores, sizes in MiB, `pids` processes and threads together."""
-
-    cpus: Annotated[float, Field(ge=0.05, allow_inf_nan=False)] = DEFAULTS.cpus
-    memory_mib: Annotated[int, Field(ge=64)] = DEFAULTS.memory_mib
-    disk_mib: Annotated[int, Field(ge=64)] = DEFAULTS.disk_mib
-    pids: Annotated[int, Field(ge=16)] = DEFAULTS.pids
-
-
-class SandboxCreate(Body):
-    """A sandbox to be made."""
-
-    template: Annotated[str, StringConstraints(min_length=1, max_length=200)]
-    """`name`, `name:tag` or `sha256:…`."""
-    name: Name | None = None
-    metadata: Metadata = {}
-    env: Env = {}
-    """Environment of every command; kept to the byte, never expanded, not shown again."""
-    resources: ResourcesBody = ResourcesBody()
-    driver: Literal["gvisor", "firecracker", "qemu"] | None = None
-    timeout_s: Seconds | None = None
-    """Seconds that the sandbox may run before `on_timeout`; begins again at wake and start. None: no limit."""
-    on_timeout: OnTimeout = "delete"
-    idle_timeout_s: Seconds | None = None
-    """Kept and shown; not acted upon yet."""
-    on_idle: OnIdle = "suspend"
-    wake_on_request: bool = False
-    """Whether a command or file request wakes the sandbox when it is paused, suspended or stopped."""
-
-
-class SandboxChange(Body):
-    """What to change; absent fields stay. `metadata` is replaced as a whole, `timeout_s` counts from now."""
-
-    name: Name | None = None
-    metadata: Metadata = {}
-    timeout_s: Seconds | None = None
-    on_timeout: OnTimeout = "delete"
-    idle_timeout_s: Seconds | None = None
-    on_idle: OnIdle = "suspend"
-    wake_on_request: bool = False
-
-
-class KeyCreate(Body):
-    name: Name = "key"
-    role: Role = Field(default=Role.MEMBER, strict=False)
-    """An admin's key may also create projects. Only an admin can make one."""
-
-
-class ProjectCreate(Body):
-    name: Name
-
-
-class TtyBody(Body):
-    rows: Annotated[int, Field(ge=1, le=10_000)] = 24
-    cols: Annotated[int, Field(ge=1, le=10_000)] = 80
-
-
-class CommandCreate(Body):
-    """A program: `argv` exactly, or `command` as shell text. The node checks it; this describes it."""
-
-    argv: list[str] | None = None
-    command: str | None = None
-    cwd: str | None = None
-    env: dict[str, str] = {}
-    user: str | None = None
-    stdin: bool = False
-    tty: TtyBody | None = None
-    timeout_s: Seconds | None = None
-    output_mib: Annotated[int, Field(ge=1, le=256)] = 16
-
-
-class Exec(Body):
-    """A program to be run to its end."""
-
-    argv: list[str] | None = None
-    command: str | None = None
-    cwd: str | None = None
-    env: dict[str, str] = {}
-    user: str | None = None
-    stdin_text: str | None = None
-    timeout_s: Seconds | None = None
-    output_mib: Annotated[int, Field(ge=1, le=256)] = 16
-
-
-class SignalBody(Body):
-    signal: str | int
-    tree: bool = True
-    """Everything the command started, or only its first process."""
-
-
-class DirectoryBody(Body):
-    """A directory to be made. The node checks it; this describes it."""
-
-    path: str
-    mode: str | None = None
-    """Permission bits in octal, such as 755."""
-    parents: bool = True
-    """Those above it too; and one that is there is fine."""
-    user: str | None = None
-
-
-class MoveBody(Body):
-    """What to move, and where to. The node checks it; this describes it."""
-
-    source: str
-    destination: str
-    overwrite: bool = True
-    """Replace a file at the destination."""
-    user: str | None = None
+from space.model.sandbox import OnIdle, OnTimeout, State
+from space.model.snapshot import SnapshotKind, SnapshotState
 
 
 class Out(BaseModel):
@@ -213,6 +24,7 @@ class FailureOut(Out):
     code: str
     message: str
     kind: str
+    details: dict[str, Any]
 
 
 class ResourcesOut(Out):
@@ -220,6 +32,15 @@ class ResourcesOut(Out):
     memory_mib: int
     disk_mib: int
     pids: int
+    io_weight: int
+
+
+class MountOut(Out):
+    """A volume in a sandbox."""
+
+    name: str
+    """What it was called when the sandbox, or the one whose memory it began with, was made."""
+    path: str
 
 
 class SandboxOut(Out):
@@ -242,8 +63,43 @@ class SandboxOut(Out):
     wake_on_request: bool
     failure: FailureOut | None
     operation_id: str | None
+    """The operation that has it, or had it last."""
+    forked_from: str | None
+    """The sandbox whose state it began with."""
+    volumes: list[MountOut]
     created_at: datetime
     updated_at: datetime
+
+
+class VolumeOut(Out):
+    """A volume. `sandboxes` says how many mount it."""
+
+    id: str
+    name: str
+    size_mib: int
+    sandboxes: int
+    created_at: datetime
+
+
+class SnapshotOut(Out):
+    """A kept point of a sandbox, which may be gone by now.
+
+    `bytes` is what it takes; while it is being made, the most it can take.
+    """
+
+    id: str
+    name: str | None
+    kind: SnapshotKind
+    state: SnapshotState
+    sandbox_id: str
+    template: str
+    template_digest: str
+    driver: str
+    resources: ResourcesOut
+    bytes: int
+    failure: FailureOut | None
+    operation_id: str
+    created_at: datetime
 
 
 class OperationOut(Out):
@@ -265,6 +121,16 @@ class Accepted(Out):
     operation: OperationOut
 
 
+class Forked(Out):
+    sandboxes: list[SandboxOut]
+    operation: OperationOut
+
+
+class SnapshotAccepted(Out):
+    snapshot: SnapshotOut
+    operation: OperationOut
+
+
 class AccessOut(Out):
     """Where the data plane is, and a token for it."""
 
@@ -279,6 +145,13 @@ class ExitOut(Out):
     signal: int | None
 
 
+class E2BOut(Out):
+    url: str | None
+    """The base of both planes; null when E2B's clients are not served here."""
+    domain: str | None
+    """Where the clients find everything by name: `api.{domain}`, and each port as `{port}-{sandbox}.{domain}`."""
+
+
 class CommandOut(Out):
     id: str
     sandbox_id: str
@@ -290,9 +163,14 @@ class CommandOut(Out):
     tty: TtyBody | None
     timeout_s: float | None
     output_mib: int
+    tag: str | None = None
+    pid: int | None = None
+    """Of its first process, in the sandbox, once it has been started."""
     state: Literal["created", "running", "ended"]
     exit: ExitOut | None
     created_at: datetime
+    forked_from: str | None = None
+    """The command that it is the continuation of, in the sandbox that this one was forked from."""
 
 
 class CommandCreated(Out):
@@ -353,17 +231,6 @@ class Unpacked(Out):
     skipped: int
 
 
-class TemplateOut(Out):
-    """One release of a template."""
-
-    name: str
-    tag: str
-    digest: str
-    defaults: dict[str, Any]
-    driver: str | None
-    bytes: int
-
-
 class KeyOut(Out):
     """An API key. `key` is the secret itself, in the answer to its making and never again."""
 
@@ -376,10 +243,30 @@ class KeyOut(Out):
     key: str | None = None
 
 
+class QuotaOut(Out):
+    """What all sandboxes of a project may take together; null: no limit."""
+
+    sandboxes: int | None
+    cpus: float | None
+    memory_mib: int | None
+    disk_mib: int | None
+
+
+class UsedOut(Out):
+    """What they take: cpus and memory of those that have a machine; disks and snapshots until they are deleted."""
+
+    sandboxes: int
+    cpus: float
+    memory_mib: int
+    disk_mib: int
+
+
 class ProjectOut(Out):
     id: str
     name: str
     created_at: datetime
+    quota: QuotaOut
+    used: UsedOut
 
 
 class ProjectCreated(ProjectOut):
@@ -389,21 +276,58 @@ class ProjectCreated(ProjectOut):
 
 
 class SampleOut(Out):
-    """Usage at one moment; `cpu_s` counts from the machine's start."""
+    """Usage at one moment. `cpu_s`, `memory_peak_mib` and `oom_kills` count from the machine's start, and begin anew
+    when it is woken or started; `pids` are tasks of the host.
+    """
 
     at: datetime
     cpu_s: float | None
     memory_mib: float | None
     memory_peak_mib: float | None
-    pids: float | None
     disk_mib: float | None
+    pids: int | None
+    oom_kills: int | None
 
 
 class MetricsOut(Out):
-    """`now` is null when the sandbox has no machine; `history` has the last hour, one sample in 15 s."""
+    """`now` is null when the sandbox has no machine; `history` has what was asked for, oldest first."""
 
     now: SampleOut | None
     history: list[SampleOut]
+
+
+class PoolShapeOut(Out):
+    template_digest: str
+    driver: str
+    memory_mib: int
+    warm: bool
+    """Whether there is a snapshot of the template to restore machines from."""
+    idle: int
+    filling: int
+    target: int
+    claims: int
+    restores: int
+    boots: int
+
+
+class PoolOut(Out):
+    """Machines that are kept ready, by template, driver and size."""
+
+    memory_mib: int
+    memory_max_mib: int
+    shapes: list[PoolShapeOut]
+
+
+class StrayOut(Out):
+    """Something that belonged to nobody."""
+
+    kind: str
+    name: str
+    removed: bool
+
+
+class GcOut(Out):
+    strays: list[StrayOut]
 
 
 class Page(Out):
@@ -414,16 +338,24 @@ class SandboxPage(Page):
     items: list[SandboxOut]
 
 
+class VolumePage(Page):
+    items: list[VolumeOut]
+
+
+class SnapshotPage(Page):
+    items: list[SnapshotOut]
+
+
+class ProjectPage(Page):
+    items: list[ProjectOut]
+
+
 class OperationPage(Page):
     items: list[OperationOut]
 
 
 class CommandPage(Page):
     items: list[CommandOut]
-
-
-class TemplatePage(Page):
-    items: list[TemplateOut]
 
 
 class KeyPage(Page):

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator
+import resource
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import structlog
 import uvicorn
@@ -12,7 +14,9 @@ import uvicorn
 from space.api.app import build_app
 from space.api.figures import Figures
 from space.control import projects
+from space.control.builder import Builder
 from space.control.control import Control
+from space.control.deliveries import Deliverer
 from space.control.nodes import Node
 from space.control.reaper import Reaper
 from space.control.runner import Runner
@@ -29,11 +33,17 @@ KEEP_ALIVE_S = 75
 SHUTDOWN_S = 5
 
 
-async def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ``HostError`` when it cannot be served as the settings say."""
+async def serve(settings: Settings, *beside: Callable[[Control], Coroutine[Any, Any, None]]) -> None:
+    """Serve until SIGTERM or SIGINT, and with it what is named ``beside``, over the same control plane.
+
+    Raises ``HostError`` when it cannot be served as the settings say.
+    """
     check_address("api", settings.api_host, allow_plaintext=settings.allow_plaintext)
+    # Values of secrets are in this process's memory: no file is to have a copy of that.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     figures = Figures()
     async with open_control(settings) as control:
+        control.store.took = figures.store_took
         server = uvicorn.Server(
             uvicorn.Config(
                 build_app(control, figures),
@@ -55,7 +65,10 @@ async def serve(settings: Settings) -> None:
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(Runner(control, figures.operation_ended).run()),
+                group.create_task(Builder(control, figures.build_ended).run()),
                 group.create_task(Reaper(control).run()),
+                group.create_task(Deliverer(control, figures.delivery_took).run()),
+                *(group.create_task(other(control)) for other in beside),
             ]
             await server.serve()
             for task in background:
@@ -97,9 +110,13 @@ async def open_control(settings: Settings) -> AsyncGenerator[Control]:
     settings.api_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     store = Database(settings.store)
     node = Node(settings.node_socket)
+    control = Control(settings, store, node, load_signer(settings.api_dir / "token.key"))
     try:
         await store.migrate()
-        yield Control(settings, store, node, load_signer(settings.api_dir / "token.key"))
+        yield control
     finally:
+        control.outbound.close()
+        control.token_servers.close()
+        await control.gateway.close()
         await node.close()
         await store.close()

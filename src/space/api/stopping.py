@@ -6,7 +6,7 @@ import time
 from sqlalchemy import Connection
 
 from space.api.server import open_control
-from space.control import sandboxes as control_sandboxes
+from space.control import verbs
 from space.control.control import Control
 from space.control.runner import Runner
 from space.errors import SpaceError
@@ -52,12 +52,12 @@ async def _stop_all(control: Control, deadline: float) -> tuple[int, int]:
 
 
 async def _request(control: Control, sandbox: Sandbox, deadline: float) -> str | None:
-    """Ask for one stop, again while there is no seat for it; None when the sandbox cannot be stopped any more."""
+    """Ask for one stop, again while something else holds the sandbox; None when it cannot be stopped any more."""
     while time.monotonic() < deadline:
         try:
-            _, operation = await control_sandboxes.request(control, sandbox.project_id, sandbox.id, "stop")
+            _, operation = await verbs.request(control, sandbox.project_id, sandbox.id, "stop")
         except SpaceError as error:
-            if not error.retryable:
+            if not error.retryable and error.code != "busy":
                 return None
             await asyncio.sleep(POLL_S)
         else:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from space import logs
 from space.broker import setup
-from space.broker.templates import Defaults
+from space.broker.defaults import Defaults
 from space.errors import SpaceError
 from space.settings import load
 
@@ -25,7 +25,7 @@ def main() -> None:
     adding.add_argument("source", type=Path)
     adding.add_argument("--name", required=True)
     adding.add_argument("--tag", default="latest")
-    adding.add_argument("--defaults", type=Path, help="JSON file with env, workdir, user")
+    adding.add_argument("--defaults", type=Path, help="JSON file with env, workdir, user and the other defaults")
     verbs.add_parser("templates", help="list the templates as JSON")
     verbs.add_parser(
         "unmount", help="end all machines, remove links, cgroups and rules, unmount the disk store; disks stay"
@@ -49,7 +49,7 @@ async def _carry_out(arguments: argparse.Namespace) -> None:
             _print(template.digest)
         case "templates":
             found = await setup.list_templates(settings)
-            _print(json.dumps([template.model_dump(exclude={"imported_at"}) for template in found], indent=2))
+            _print(json.dumps([one.model_dump(exclude={"imported_at"}, exclude_none=True) for one in found], indent=2))
         case _:
             await setup.unmount(settings)
 

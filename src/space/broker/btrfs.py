@@ -1,4 +1,4 @@
-"""The copy-on-write store on btrfs: a subvolume per template and per machine, with a quota group each.
+"""The copy-on-write store on btrfs: a subvolume per template and per machine, limited as `quotas` does.
 
 Where the data directory is not on btrfs itself, the store is a file that is mounted through a loop device. Its space is
 taken from the host's file system at once: were it sparse, a full host would lose what guests have written, and with the
@@ -7,32 +7,32 @@ file system's own trees every disk there is.
 
 # ruff: noqa: ASYNC240 - names in local directories are looked up in microseconds
 
-import fcntl
+import asyncio
+import errno
 import os
-import re
-import struct
-import uuid
 from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
+from space.broker import subvolumes
 from space.broker.mounts import is_mounted, mount_kind, wait_released
+from space.broker.quotas import Origin, Quotas
 from space.drivers import programs
-from space.errors import HostError, HostFull
+from space.errors import HostError, HostFull, NotFound
 
 log = structlog.get_logger()
 
 PROGRAM_S = 60.0
+CLEANED_S = 5.0
+"""How long a full store waits for what was deleted to be given back."""
 FREE_MIB_MIN = 256
 JOURNALS_MIB_MIN = 16
 """Beside the store, for what is written down of its machines."""
 SIZE_MIB_MIN = 512
-KEPT_FREE = 0.1
-"""The part of the host's file system that the store leaves to others, whatever size it is to have."""
+KEPT_FREE, KEPT_MIB_MAX = 0.1, 16 * 1024
+"""What the store leaves to others of the host's file system, whatever size it is to have: a part, and at most that."""
 _MIB = 1 << 20
-# linux/btrfs.h: BTRFS_IOC_FS_INFO, BTRFS_IOC_INO_LOOKUP, BTRFS_FIRST_FREE_OBJECTID
-_FS_INFO, _INO_LOOKUP, _FIRST_INODE = 0x8400941F, 0xD0009412, 256
 
 
 class BtrfsDisks:
@@ -44,18 +44,26 @@ class BtrfsDisks:
         self._size_mib = size_mib
         self._templates = directory / "templates"
         self._machines = directory / "machines"
+        self._snapshots = directory / "snapshots"
+        self._volumes = directory / "volumes"
+        self._quotas = Quotas(directory, image.with_suffix(".rooms"))
 
     async def open(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if mount_kind(self._directory) != "btrfs":
             await self._mount()
-        # SAFETY: on the file system that the store lies on; it makes the kernel count and forbids nothing by itself.
-        await programs.check(["btrfs", "quota", "enable", str(self._directory)], timeout_s=PROGRAM_S)
-        for directory in (self._templates, self._machines):
+        own = is_mounted(self._directory) and self._image.exists()
+        await self._quotas.open(self._machines, own=own)
+        for directory in (self._templates, self._machines, self._snapshots, self._volumes):
             directory.mkdir(mode=0o700, exist_ok=True)
-        await self._drop_stale_groups()
+        for unfinished in self._volumes.glob(".*"):
+            await self._delete(unfinished)
+
+    async def sweep(self) -> None:
+        await self._quotas.sweep()
 
     async def close(self) -> None:
+        await self._quotas.close()
         if is_mounted(self._directory):
             # SAFETY: our own mount point; the loop device was made by mount and goes with it.
             await programs.check(["umount", str(self._directory)], timeout_s=PROGRAM_S)
@@ -64,36 +72,43 @@ class BtrfsDisks:
     def template(self, hexdigest: str) -> Path:
         return self._templates / hexdigest
 
-    async def new_template(self, name: str) -> Path:
+    async def new_template(self, name: str, of: str | None = None) -> Path:
         path = self._templates / name
         await self.delete_template(name)
-        await programs.check(["btrfs", "subvolume", "create", str(path)], timeout_s=PROGRAM_S)
+        await self._check_room()
+        if of is None:
+            await programs.check(["btrfs", "subvolume", "create", str(path)], timeout_s=PROGRAM_S)
+        else:
+            await asyncio.to_thread(subvolumes.snapshot, await self.attach(of), path)
         return path
 
-    async def seal_template(self, name: str, hexdigest: str) -> int:
+    async def seal_template(self, name: str, hexdigest: str, size: int) -> int:
         path = self.template(hexdigest)
         await self.delete_template(hexdigest)
         (self._templates / name).rename(path)
         await programs.check(["btrfs", "property", "set", "-ts", str(path), "ro", "true"], timeout_s=PROGRAM_S)
-        return await self._referenced(path)
+        await asyncio.to_thread(subvolumes.sync, path)
+        try:
+            return self._quotas.origin_bytes(path, size)
+        except OSError as error:
+            raise HostError("The disk store does not account for a disk.", code="disk-store-damaged") from error
 
     async def delete_template(self, name: str) -> None:
         await self._delete(self._templates / name)
 
-    async def create(self, machine_id: str, template: Path, template_bytes: int, disk_mib: int) -> Path:
+    async def create(self, machine_id: str, origin: Origin, disk_mib: int) -> Path:
         path = self._machines / machine_id
-        self._check_room()
-        await self._delete(path)
-        # SAFETY: both paths are under the store, made of a digest and an id that matched their patterns.
-        await programs.check(["btrfs", "subvolume", "snapshot", str(template), str(path)], timeout_s=PROGRAM_S)
-        # The limit counts what the template brings along, so that comes on top of what the guest may add.
-        # SAFETY: two whole numbers, checked as fields of the request and of the template's record; our own subvolume.
-        limit = str(template_bytes + disk_mib * _MIB)
-        await programs.check(["btrfs", "qgroup", "limit", limit, str(path)], timeout_s=PROGRAM_S)
+        await self._check_room()
+        await asyncio.to_thread(self._create, path, origin, disk_mib)
         return path
 
+    async def limit(self, machine_id: str, template_bytes: int, disk_mib: int) -> None:
+        await asyncio.to_thread(self._quotas.change, self._machines / machine_id, template_bytes, disk_mib)
+
     async def attach(self, machine_id: str) -> Path:
-        self._check_room()
+        # A full store keeps nobody from the disk that is there; a host that is full under an unreserved one does.
+        if not self._is_safe():
+            raise HostFull("The host's file system is full, and the disk store lies on it.", code="disk-store-full")
         path = self._machines / machine_id
         if not path.is_dir():
             raise HostError("The machine's disk is gone.", code="disk-lost")
@@ -106,22 +121,67 @@ class BtrfsDisks:
         await self._delete(self._machines / machine_id)
 
     async def sync(self, machine_id: str) -> None:
-        await programs.check(["sync", "-f", str(self._machines / machine_id)], timeout_s=PROGRAM_S)
+        await asyncio.to_thread(subvolumes.sync, self._machines / machine_id)
 
-    async def used_mib(self) -> dict[str, float]:
-        groups = _groups_directory(self._directory)
-        found: dict[str, float] = {}
-        for machine_id in self.known():
-            with suppress(OSError):
-                group = groups / f"0_{_subvolume_id(self._machines / machine_id)}"
-                found[machine_id] = int((group / "referenced").read_text()) / _MIB
-        return found
+    async def save(self, machine_id: str, name: str, template_bytes: int, disk_mib: int) -> int:
+        await self._check_room("snapshot-store-full")
+        try:
+            await asyncio.to_thread(_save, self._machines / machine_id, self._snapshots / name)
+        except OSError as error:
+            raise full_or_stuck(error) from error
+        # The kernel has committed both, so this is of now.
+        return self.used(machine_id, template_bytes, disk_mib)
+
+    def saved(self, name: str) -> Path:
+        return self._snapshots / name
+
+    async def drop(self, name: str) -> None:
+        await self._delete(self._snapshots / name)
+
+    def known_saved(self) -> set[str]:
+        return {path.name for path in self._snapshots.iterdir()}
+
+    def used(self, machine_id: str, template_bytes: int, disk_mib: int) -> int:
+        try:
+            return self._quotas.used(self._machines / machine_id, template_bytes, disk_mib)
+        except OSError as error:
+            raise HostError("The disk store does not account for a disk.", code="disk-store-damaged") from error
 
     def known(self) -> set[str]:
         return {path.name for path in self._machines.iterdir()}
 
-    def unfinished_templates(self) -> set[str]:
-        return {path.name for path in self._templates.iterdir() if not re.fullmatch(r"[0-9a-f]{64}", path.name)}
+    def attached(self) -> set[str]:
+        return set()
+
+    def known_templates(self) -> set[str]:
+        return {path.name for path in self._templates.iterdir()}
+
+    async def make_volume(self, name: str, size_mib: int) -> None:
+        path, working = self._volumes / name, self._volumes / f".{name}"
+        if path.is_dir():
+            return
+        await self._check_room()
+        await self._delete(working)
+        # SAFETY: in a directory of root's alone, an id by pattern. Who is what in a volume, its machines decide.
+        await programs.check(["btrfs", "subvolume", "create", str(working)], timeout_s=PROGRAM_S)
+        await asyncio.to_thread(self._quotas.begin, working, Origin(working, 0), size_mib)
+        working.chmod(0o777)
+        working.rename(path)
+        await asyncio.to_thread(subvolumes.sync, path)
+
+    def volume(self, name: str) -> Path:
+        path = self._volumes / name
+        if not path.is_dir():
+            raise NotFound("There is no such volume on this host.", code="volume-not-found", volume=name)
+        return path
+
+    async def delete_volume(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            (self._volumes / name).rename(self._volumes / f".{name}")
+        await self._delete(self._volumes / f".{name}")
+
+    def known_volumes(self) -> set[str]:
+        return {path.name for path in self._volumes.iterdir() if not path.name.startswith(".")}
 
     async def _mount(self) -> None:
         if not self._image.exists():
@@ -153,7 +213,7 @@ class BtrfsDisks:
     async def _reserve(self, image: Path, size: int) -> None:
         """Make an image as large as it may be, not smaller than ``size``, and take all of that space now."""
         host, file = os.statvfs(image.parent), image.stat()
-        kept = int(host.f_blocks * host.f_frsize * KEPT_FREE)
+        kept = min(int(host.f_blocks * host.f_frsize * KEPT_FREE), KEPT_MIB_MAX * _MIB)
         most = file.st_blocks * 512 + max(host.f_bavail * host.f_frsize - kept, 0)
         wanted = min(self._size_mib * _MIB, most // _MIB * _MIB)
         if size == 0 and wanted < SIZE_MIB_MIN * _MIB:
@@ -169,71 +229,54 @@ class BtrfsDisks:
             log.warning("disk-store-not-reserved", reason="fallocate")
             os.truncate(image, max(wanted, file.st_size))
 
-    def _check_room(self) -> None:
+    async def _check_room(self, code: str = "disk-store-full") -> None:
         """A store that could not be reserved would break in the middle of writes instead of here."""
+        if self._has_room():
+            return
+        # What was removed a moment ago is given back by the file system's own thread, and with the next commit.
+        words = ["timeout", f"{CLEANED_S:g}", "btrfs", "subvolume", "sync", str(self._directory)]
+        await programs.run(words, timeout_s=PROGRAM_S)
+        await asyncio.to_thread(subvolumes.sync, self._directory)
+        if not self._has_room():
+            raise HostFull("The host's disk store is full.", code=code)
+
+    def _has_room(self) -> bool:
+        return self._is_safe() and _free_mib(self._directory) >= FREE_MIB_MIN
+
+    def _is_safe(self) -> bool:
+        """Whether what is written to the store has its place on the host."""
         image = self._image.stat() if self._image.exists() else None
         reserved = image is not None and image.st_blocks * 512 >= image.st_size
-        for directory, mib in (
-            (self._directory, FREE_MIB_MIN),
-            (self._image.parent, JOURNALS_MIB_MIN if reserved else FREE_MIB_MIN),
-        ):
-            found = os.statvfs(directory)
-            if found.f_bavail * found.f_frsize < mib * _MIB:
-                raise HostFull("The host's disk store is full.", code="disk-store-full")
+        return _free_mib(self._image.parent) >= (JOURNALS_MIB_MIN if reserved else FREE_MIB_MIN)
 
     async def _delete(self, path: Path) -> None:
-        if not path.exists():
-            return
-        # SAFETY: the path is under the store and made of a validated name.
-        await programs.run(["btrfs", "subvolume", "delete", str(path)], timeout_s=PROGRAM_S)
-        if path.exists():
-            raise HostError("The disk could not be removed.", code="disk-stuck")
+        try:
+            await asyncio.to_thread(subvolumes.delete, path)
+        except OSError as error:
+            raise HostError("The disk could not be removed.", code="disk-stuck") from error
+        self._quotas.deleted()
 
-    async def _referenced(self, path: Path) -> int:
-        """Return the bytes that the subvolume at `path` refers to, shared or not."""
-        words = ["btrfs", "qgroup", "show", "--sync", "-f", "--raw", str(path)]
-        rows = _rows(await programs.check(words, timeout_s=PROGRAM_S))
-        if len(rows) != 1:
-            raise HostError("The disk store does not account for its subvolumes.", code="disk-store-damaged")
-        return int(rows[0][1])
-
-    async def _groups(self) -> list[list[str]]:
-        return _rows(
-            await programs.check(["btrfs", "qgroup", "show", "--raw", str(self._directory)], timeout_s=PROGRAM_S)
-        )
-
-    async def _drop_stale_groups(self) -> None:
-        """Kernels before 6.12 keep the quota group of a deleted subvolume."""
-        output = await programs.check(["btrfs", "subvolume", "list", str(self._directory)], timeout_s=PROGRAM_S)
-        living = {f"0/{line.split()[1]}" for line in output.decode().splitlines()} | {"0/5"}
-        for row in await self._groups():
-            if row[0] not in living:
-                # SAFETY: a group that the kernel itself has listed and whose subvolume it does not.
-                await programs.run(["btrfs", "qgroup", "destroy", row[0], str(self._directory)], timeout_s=PROGRAM_S)
+    def _create(self, path: Path, origin: Origin, disk_mib: int) -> None:
+        """Make a limited subvolume of `origin`. A half-made one is replaced."""
+        if subvolumes.is_subvolume(path):
+            subvolumes.delete(path)
+        subvolumes.snapshot(origin.path, path)
+        self._quotas.begin(path, origin, disk_mib)
 
 
-def _rows(output: bytes) -> list[list[str]]:
-    """Parse ``qgroup show``: group, referenced, exclusive, path."""
-    return [line.split() for line in output.decode().splitlines() if line.startswith("0/")]
+def _save(source: Path, target: Path) -> None:
+    """Keep `source` as `target`, read-only. The kernel commits both by itself."""
+    subvolumes.delete(target)
+    subvolumes.snapshot(source, target, read_only=True)
 
 
-def _groups_directory(path: Path) -> Path:
-    """Return where the kernel shows the quota groups of the file system that `path` lies on."""
-    buffer = bytearray(1024)
-    _ask(path, _FS_INFO, buffer)
-    return Path("/sys/fs/btrfs", str(uuid.UUID(bytes=bytes(buffer[16:32]))), "qgroups")
+def full_or_stuck(error: OSError) -> HostError:
+    """Say in our words why a snapshot of a disk could not be made."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return HostFull("There is no room for the snapshot.", code="snapshot-store-full")
+    return HostError("The snapshot of the disk could not be made.", code="snapshot-failed", errno=error.errno)
 
 
-def _subvolume_id(path: Path) -> int:
-    buffer = bytearray(4096)
-    struct.pack_into("=QQ", buffer, 0, 0, _FIRST_INODE)
-    _ask(path, _INO_LOOKUP, buffer)
-    return struct.unpack_from("=Q", buffer)[0]
-
-
-def _ask(path: Path, request: int, buffer: bytearray) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.ioctl(descriptor, request, buffer)
-    finally:
-        os.close(descriptor)
+def _free_mib(directory: Path) -> float:
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize / _MIB

@@ -7,6 +7,7 @@ an error instead of the machine's end.
 """
 
 import asyncio
+import errno
 import os
 import signal
 import time
@@ -41,7 +42,10 @@ class _Hierarchy(Protocol):
     """How one version of cgroups lays out its files."""
 
     def groups(self, name: str) -> list[Path]: ...
+    def prepare(self) -> None: ...
     def limit(self, name: str, limits: HostLimits) -> None: ...
+    def limit_memory(self, name: str, size: int) -> None: ...
+    def memory_limit(self, name: str) -> int: ...
     def usage(self, name: str) -> Usage: ...
     def oom_kills(self, name: str) -> int: ...
     def kill_file(self, name: str) -> Path | None: ...
@@ -62,12 +66,40 @@ class Cgroups:
             for group in self._hierarchy.groups(machine_id):
                 # SAFETY: the path is made of the controller's mount, the instance's name and a validated id.
                 group.mkdir(parents=True, exist_ok=True)
+            self._hierarchy.prepare()
             self._hierarchy.limit(machine_id, limits)
         except OSError as error:
             raise HostError(
                 "The machine's cgroup could not be made.", code="cgroup-failed", errno=error.errno
             ) from error
         return tuple(group / "cgroup.procs" for group in self._hierarchy.groups(machine_id))
+
+    def limit(self, machine_id: str, limits: HostLimits) -> None:
+        """Give a group that exists these limits from now on, whatever runs in it. Repeatable.
+
+        Raise `HostError`. Memory cannot be set below what is in use: that is ``cgroup-busy``, and changes nothing.
+        """
+        try:
+            self._hierarchy.limit(machine_id, limits)
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                raise HostError(
+                    f"The machine uses more memory than {limits.memory_mib} MiB now; end something in it first.",
+                    code="cgroup-busy",
+                    memory_mib=limits.memory_mib,
+                ) from error
+            raise HostError(
+                "The machine's limits could not be changed.", code="cgroup-failed", errno=error.errno
+            ) from error
+
+    def limit_memory(self, machine_id: str, memory_mib: int) -> bool:
+        """Let the machine use so much memory from now on; False when that is less than what is in use, or no group."""
+        try:
+            if self._hierarchy.memory_limit(machine_id) != memory_mib * _MIB:
+                self._hierarchy.limit_memory(machine_id, memory_mib * _MIB)
+        except (OSError, ValueError):
+            return False
+        return True
 
     def usage(self, machine_id: str) -> Usage:
         """Return what the machine uses; zeros when it has no group."""
@@ -79,8 +111,7 @@ class Cgroups:
     def oom_kills(self, machine_id: str) -> int:
         """Return how many processes of the group the kernel has killed for want of memory.
 
-        Mostly that is a guest's process alone: the stub that stands for it holds the memory. When the memory is in no
-        process (a guest's tmpfs), the machine's main process is the one to go.
+        Most often that is the machine's main process, and so its end: drivers see to it.
         """
         with suppress(OSError):
             return self._hierarchy.oom_kills(machine_id)
@@ -159,17 +190,39 @@ class _Version2:
     def groups(self, name: str) -> list[Path]:
         return [self._parent / name]
 
-    def limit(self, name: str, limits: HostLimits) -> None:
+    def prepare(self) -> None:
         for directory in (self._parent.parent, self._parent):
             available = (directory / "cgroup.controllers").read_text().split()
             wanted = [f"+{controller}" for controller in ("cpu", "memory", "pids", "io") if controller in available]
             (directory / "cgroup.subtree_control").write_text(" ".join(wanted))
+
+    def limit(self, name: str, limits: HostLimits) -> None:
         group = self._parent / name
+        self.limit_memory(name, limits.memory_mib * _MIB)
         (group / "cpu.max").write_text(f"{int(limits.cpus * _PERIOD_US)} {_PERIOD_US}")
-        (group / "memory.max").write_text(str(limits.memory_mib * _MIB))
         (group / "pids.max").write_text(str(limits.pids))
         _write_if_there(group / "memory.swap.max", "0")
-        _write_if_there(group / "io.weight", "default 100")
+        _write_if_there(group / "memory.oom.group", "1")  # What is left of a machine is of no use.
+        for file in ("io.weight", "io.bfq.weight"):
+            _write_if_there(group / file, f"default {limits.io_weight}")
+
+    def limit_memory(self, name: str, size: int) -> None:
+        group = self._parent / name
+        if self._in_use(group) > size:  # where version 1 would refuse, the kernel would kill here
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        (group / "memory.max").write_text(str(size))
+
+    def memory_limit(self, name: str) -> int:
+        return int((self._parent / name / "memory.max").read_text())
+
+    @staticmethod
+    def _in_use(group: Path) -> int:
+        """Return how many bytes the group cannot do without: what is cached of files can be dropped."""
+        if not (group / "memory.current").exists():
+            return 0
+        cached = _table(group / "memory.stat")
+        dispensable = cached.get("active_file", 0) + cached.get("inactive_file", 0)
+        return int((group / "memory.current").read_text()) - dispensable
 
     def usage(self, name: str) -> Usage:
         group = self._parent / name
@@ -210,17 +263,29 @@ class _Version1:
     def groups(self, name: str) -> list[Path]:
         return [parent / name for parent in self._parents]
 
+    def prepare(self) -> None:
+        pass
+
     def limit(self, name: str, limits: HostLimits) -> None:
         cpu, memory = self._by_controller["cpu"] / name, self._by_controller["memory"] / name
+        self.limit_memory(name, limits.memory_mib * _MIB)
+        _write_if_there(memory / "memory.swappiness", "0")
         (cpu / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
         (cpu / "cpu.cfs_quota_us").write_text(str(int(limits.cpus * _PERIOD_US)))
-        # Lowering both: the plain limit may never exceed the one with swap, so lift that one out of the way first.
-        _write_if_there(memory / "memory.memsw.limit_in_bytes", "-1")
-        (memory / "memory.limit_in_bytes").write_text(str(limits.memory_mib * _MIB))
-        _write_if_there(memory / "memory.memsw.limit_in_bytes", str(limits.memory_mib * _MIB))
-        _write_if_there(memory / "memory.swappiness", "0")
         (self._by_controller["pids"] / name / "pids.max").write_text(str(limits.pids))
-        _write_if_there(self._by_controller["blkio"] / name / "blkio.bfq.weight", "100")
+        for file in ("blkio.bfq.weight", "blkio.weight"):
+            _write_if_there(self._by_controller["blkio"] / name / file, str(limits.io_weight))
+
+    def limit_memory(self, name: str, size: int) -> None:
+        # The plain limit may never exceed the one with swap: up, that one goes first, down, last. What is refused
+        # (the memory is in use) then leaves both as they were.
+        memory = self._by_controller["memory"] / name
+        _write_if_there(memory / "memory.memsw.limit_in_bytes", str(size))
+        (memory / "memory.limit_in_bytes").write_text(str(size))
+        _write_if_there(memory / "memory.memsw.limit_in_bytes", str(size))
+
+    def memory_limit(self, name: str) -> int:
+        return int((self._by_controller["memory"] / name / "memory.limit_in_bytes").read_text())
 
     def usage(self, name: str) -> Usage:
         memory = self._by_controller["memory"] / name

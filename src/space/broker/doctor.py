@@ -1,10 +1,11 @@
-"""What this host can do for SPACE: each thing that it needs, tried for real where looking is no proof.
+"""What this host can do for SPACE, and whether what runs of it answers: tried for real where looking is no proof.
 
 ``ok`` means that SPACE can work as things are; what would only be better is said in ``advice``. Changes nothing here.
 """
 
 import argparse
 import asyncio
+import datetime as dt
 import json
 import os
 import re
@@ -15,18 +16,28 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from space import installation
+from space.broker import doctor_drivers
+from space.broker.firewall import Firewall
+from space.broker.installed import find_runsc
+from space.broker.proofs import Proofs
+from space.broker.weights import weighing_disks
 from space.drivers.programs import run
 from space.errors import HostError
 from space.settings import Settings, load
 
 RUNSC_DATE_MIN = 20240101
 """Earlier releases have no working systrap, the platform that needs no KVM."""
-RUNSC_INSTALLED = Path("/opt/space/bin/runsc")
 KERNEL_MIN = (5, 10)
 DISK_FREE_MIB_MIN = 4096
 MEMORY_FREE_MIB_MIN = 1024
 PROBE_S = 30.0
 SET_UP = "Run scripts/up, which installs it."
+AUTHORITY_LEFT = dt.timedelta(days=30)
+NEW_AUTHORITY = (
+    "Stop SPACE, remove ca.key and ca.crt in <data_dir>/gateway, start it: there is a new one. Sandboxes learn of it"
+    " when they start, wake or are forked."
+)
 _MIB = 1 << 20
 
 
@@ -65,26 +76,29 @@ class Host:
 
 
 async def examine(settings: Settings, host: Host | None = None) -> list[Check]:
-    """Look at everything; the last entry says which driver is chosen and why. Takes a second or two."""
+    """Look at the host; the last entry says which driver is chosen and why. Takes a second or two, and
+    some more when what KVM is worth is not known yet.
+    """
     host = host or Host()
     looked = [
         check_kernel(os.uname().release, os.uname().machine),
         check_root(os.geteuid()),
         check_cgroups(host),
-        check_kvm(host),
+        check_io_weight(host),
         check_memory(host),
         check_disk_space(settings.data_dir),
+        check_authority(settings.gateway_dir / "ca.crt", dt.datetime.now(dt.UTC)),
     ]
     probes: list[Callable[[], Awaitable[Check]]] = [
         lambda: probe_runsc(settings),
         lambda: probe_guest_runtime(settings.guest_dir),
         lambda: probe_disks(settings, host),
-        probe_nftables,
+        lambda: probe_nftables(settings),
         probe_links,
     ]
     tried = [await probe() for probe in probes]
     checks = [*looked, *tried]
-    return [*checks, choose_driver(settings.driver, checks)]
+    return [*checks, *await check_drivers(settings, checks)]
 
 
 def check_kernel(release: str, machine: str) -> Check:
@@ -118,20 +132,13 @@ def check_cgroups(host: Host) -> Check:
     return _good("cgroups", f"{version} with {', '.join(found)}")
 
 
-def check_kvm(host: Host) -> Check:
-    """``/dev/kvm`` alone proves nothing: a paravirtual KVM opens, too, but emulates a stock guest kernel."""
-    flags = set(re.findall(r"\b(?:vmx|svm)\b", host.read("proc/cpuinfo")))
-    device = host.exists("dev/kvm")
-    if device and flags:
-        return _good("kvm", f"/dev/kvm with hardware virtualisation ({', '.join(sorted(flags))})")
-    if device:
-        detail = (
-            "/dev/kvm is there, but the CPU shows neither vmx nor svm: a paravirtual KVM that emulates guest kernels"
-        )
-    else:
-        detail = "no /dev/kvm" + ("" if flags else ", and the CPU shows neither vmx nor svm")
+def check_io_weight(host: Host) -> Check:
+    heed, ignore = weighing_disks(host.root)
+    if not ignore:
+        return _good("io-weight", f"heeded by {', '.join(heed)}" if heed else "no disk of its own is seen here")
+    seen = f"{len(ignore)} of {len(heed) + len(ignore)} disks do not heed it ({', '.join(ignore[:4])})"
     return _good(
-        "kvm", detail, "Not needed by gvisor. MicroVM drivers need a host (bare metal or nested) with vmx or svm."
+        "io-weight", seen, "io_weight has no effect there; it has with 'bfq' in /sys/block/<disk>/queue/scheduler."
     )
 
 
@@ -155,14 +162,36 @@ def check_disk_space(data_dir: Path) -> Check:
     return _good("disk-space", detail)
 
 
-def find_runsc(settings: Settings) -> Path | None:
-    """The runsc that the installation uses: the setting, else the one scripts/up fetched, else the one on PATH."""
-    if settings.runsc is not None:
-        return settings.runsc
-    if RUNSC_INSTALLED.exists():
-        return RUNSC_INSTALLED
-    found = shutil.which("runsc")
-    return Path(found) if found else None
+def check_authority(certificate: Path, now: dt.datetime) -> Check:
+    """Whether the certificate that sandboxes trust holds for a while yet."""
+    from cryptography import x509
+
+    try:
+        end = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    except FileNotFoundError:
+        return _good("authority", "not made yet; it is when SPACE starts")
+    except (OSError, ValueError) as error:
+        return _bad("authority", f"{certificate} cannot be read ({type(error).__name__})", NEW_AUTHORITY)
+    detail = f"what sandboxes trust holds until {end:%Y-%m-%d}"
+    return _bad("authority", detail, NEW_AUTHORITY) if end - now < AUTHORITY_LEFT else _good("authority", detail)
+
+
+def check_processes(settings: Settings) -> Check:
+    """Whether all four serve, where one of them runs; that none does is no fault of the host.
+
+    From outside alone: a process that looks at its own lock loses it.
+    """
+    names = list(installation.users(settings))
+    if installation.is_ready(settings):
+        return _good("processes", f"{', '.join(names)} run and answer")
+    try:
+        locks = [installation.Lock(installation.process_lock(settings, name)) for name in names]
+        if all(lock.holder() is None for lock in locks):
+            return _good("processes", "none runs: `space up` starts SPACE")
+        detail = installation.unready(settings)
+    except PermissionError:
+        return _good("processes", "the api does not say that all is ready; who is not root cannot see what runs")
+    return _bad("processes", detail, "What ends is started again; the log of what does not answer says why.")
 
 
 async def probe_runsc(settings: Settings) -> Check:
@@ -229,20 +258,25 @@ async def probe_disks(settings: Settings, host: Host) -> Check:
     return _good("disks", f"btrfs in a loop-mounted file on {kind}")
 
 
-async def probe_nftables() -> Check:
-    chain = "chain c {\n type nat hook prerouting priority -100\n tcp dport 1 redirect to :2\n }"
-    rules = f"table inet space_doctor {{\n {chain}\n}}\n"
+async def probe_nftables(settings: Settings) -> Check:
+    """Whether the kernel takes the rules, and where a broker has installed them, whether they are as it left them."""
+    firewall = Firewall(settings.instance, settings.gateway_port, settings.gateway_dns_port)
     if shutil.which("nft") is None:
         return _bad("nftables", "nft is not installed", SET_UP)
     # SAFETY: --check asks the kernel whether it would take the rules, and changes nothing.
-    done = await run(["nft", "--check", "--file", "-"], stdin=rules.encode(), timeout_s=PROBE_S)
+    done = await run(["nft", "--check", "--file", "-"], stdin=firewall.rules().encode(), timeout_s=PROBE_S)
     if done.status != 0:
         return _bad(
             "nftables",
-            "the kernel does not take rules",
-            "Root and a kernel with nf_tables and nf_nat are needed.",
+            "the kernel does not take the rules",
+            "Root and a kernel with nf_tables, nf_nat, nf_conntrack with time-outs, connlimit and reject are needed.",
         )
-    return _good("nftables", "the kernel takes filter and redirect rules")
+    if not await firewall.is_installed():
+        return _good("nftables", "the kernel takes the rules; they are not installed, no broker has started")
+    if not await firewall.holds():
+        detail = f"somebody has changed the table inet {settings.instance}, which keeps sandboxes off the network"
+        return _bad("nftables", detail, "Start the broker again: it puts the rules right. Find out who changes them.")
+    return _good("nftables", "the rules are installed and as they should be")
 
 
 async def probe_links() -> Check:
@@ -260,17 +294,20 @@ async def probe_links() -> Check:
     return _good("links", "network namespaces and veth pairs can be made")
 
 
-def choose_driver(wanted: str | None, checks: list[Check]) -> Check:
-    """Which driver new sandboxes get. gvisor is the only one so far; a stronger one would need KVM that runs guests."""
-    by_name = {check.check: check for check in checks}
-    name = wanted or "gvisor"
-    if name != "gvisor":
-        return _bad("driver", f"the settings ask for {name!r}, which this version does not have", "Unset SPACE_DRIVER.")
-    needed = ("kernel", "root", "runsc", "guest-runtime", "disks", "cgroups", "links", "nftables")
-    if failed := [check for check in needed if not by_name[check].ok]:
-        return _bad("driver", f"gvisor cannot be used: {', '.join(failed)}", "See those checks.")
-    why = "set by SPACE_DRIVER" if wanted else "the only driver of this version, and it works here"
-    return _good("driver", f"gvisor ({why}); boundary: a kernel in user space", by_name["kvm"].advice)
+async def check_drivers(settings: Settings, checks: list[Check]) -> list[Check]:
+    """Say of KVM and of each driver whether it can be used, and last which one is chosen. What is not used is no fault
+    of the host.
+    """
+    kvm = await Proofs(settings).kvm()
+    found = {check.check: check.ok for check in checks}
+    findings = [
+        await doctor_drivers.of_firecracker(settings, found, kvm),
+        doctor_drivers.of_gvisor(found),
+        doctor_drivers.of_qemu(settings, found),
+    ]
+    told = [_good(one.name, one.detail, one.advice) for one in findings]
+    ok, detail, advice = doctor_drivers.told_choice(settings.driver, findings)
+    return [_good("kvm", kvm.detail, kvm.advice), *told, Check("driver", ok, detail, advice)]
 
 
 def _nearest(path: Path) -> Path:
@@ -283,12 +320,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m space.broker doctor")
     parser.add_argument("--json", action="store_true")
     as_json = parser.parse_args(arguments).json
-    checks = asyncio.run(examine(load()))
+    settings = load()
+    checks = [*asyncio.run(examine(settings)), check_processes(settings)]
     if as_json:
         print(json.dumps([asdict(check) for check in checks], indent=2))  # noqa: T201
     else:
         for check in checks:
-            print(f"{'ok  ' if check.ok else 'FAIL'} {check.check:<14} {check.detail}")  # noqa: T201
+            mark = "FAIL" if not check.ok else "note" if check.advice else "ok  "
+            print(f"{mark} {check.check:<14} {check.detail}")  # noqa: T201
             if check.advice:
                 print(f"     {'':<14} {check.advice}")  # noqa: T201
     return 0 if all(check.ok for check in checks) else 1

@@ -3,21 +3,25 @@
 import asyncio
 import errno
 import os
-from pathlib import Path
+from collections.abc import Awaitable, Generator
+from contextlib import contextmanager
 
+from space.broker.files import sync_tree
 from space.broker.host import Host, Timings
 from space.broker.journal import Entry
-from space.drivers.base import Driver, Need
+from space.drivers.base import Driver
 from space.errors import HostFull
 
-MARGIN_MIB = 64
+MARGIN_MIB, MARGIN_MIB_MAX = 64, 1024
+"""What images leave free, so that commands still have room for their output: a sixteenth, within these bounds."""
 _MIB = 1 << 20
 
 
-def check_room(host: Host, machine_id: str) -> None:
+def check_room(host: Host, body: str) -> None:
     """Raise `HostFull` when the image, as large as the machine's memory is now, would not fit."""
-    found = os.statvfs(host.snapshots)
-    needed = int(host.cgroups.usage(machine_id).memory_mib) + MARGIN_MIB
+    found = os.statvfs(host.images)
+    margin = min(max(MARGIN_MIB, found.f_blocks * found.f_frsize // 16 // _MIB), MARGIN_MIB_MAX)
+    needed = int(host.cgroups.usage(body).memory_mib) + margin
     free = found.f_bavail * found.f_frsize // _MIB
     if free < needed:
         raise HostFull(
@@ -28,43 +32,42 @@ def check_room(host: Host, machine_id: str) -> None:
         )
 
 
-async def write(host: Host, driver: Driver, entry: Entry, timings: Timings) -> None:
-    """Pause the machine in the driver's own way and write its image. The machine stays paused like that."""
+async def write(host: Host, driver: Driver, entry: Entry, timings: Timings, spare_mib: int) -> None:
+    """Write the image that the machine is to be woken from. It stands still afterwards as it is in there."""
+    working = host.unfinished_image(entry.body)
+    with full_told():
+        await host.drop_image(entry.body)
+        working.mkdir(mode=0o700)
+        if entry.was_paused:
+            await host.resume(entry.body, driver)
+        with host.room_to_write(entry, driver, spare_mib):
+            await timings.of("checkpoint", driver.checkpoint(entry.body, working))
+        saved = asyncio.to_thread(sync_tree, working)
+        await timings.of("sync", both(saved, _still_and_synced(host, driver, entry)))
+        await driver.check_image(working)
+        working.rename(host.image(entry.body))
+
+
+async def _still_and_synced(host: Host, driver: Driver, entry: Entry) -> None:
+    """Memory and disk belong together: the guest goes on from both or from neither."""
+    await host.pause(entry.body, driver)
+    if store := host.store(driver):
+        await store.sync(entry.body)
+
+
+async def both(one: Awaitable[None], other: Awaitable[None]) -> None:
+    """Wait for both, whatever happens to one, so that nothing goes on behind the back of an undo."""
+    for result in await asyncio.gather(one, other, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+
+
+@contextmanager
+def full_told() -> Generator[None]:
+    """Let what fails for want of room say so in our words."""
     try:
-        await _write(host, driver, entry, timings)
+        yield
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise
         raise HostFull("There is no room for the machine's memory image.", code="snapshot-store-full") from error
-
-
-async def _write(host: Host, driver: Driver, entry: Entry, timings: Timings) -> None:
-    working = host.unfinished_image(entry.machine)
-    await host.drop_image(entry.machine)
-    working.mkdir(mode=0o700)
-    if entry.was_paused:
-        await host.resume(entry.machine, driver)
-    await timings.of("pause", driver.pause(entry.machine))
-    await timings.of("checkpoint", driver.checkpoint(entry.machine, working))
-    # Memory and disk belong together: the guest goes on from both or from neither.
-    syncing = [asyncio.to_thread(_sync_tree, working)]
-    if Need.DISK in driver.capabilities.needs:
-        syncing.append(host.disks.sync(entry.machine))
-    await timings.of("sync", asyncio.gather(*syncing))
-    await driver.check_image(working)
-    working.rename(host.image(entry.machine))
-    await asyncio.to_thread(_sync, host.snapshots)
-
-
-def _sync_tree(directory: Path) -> None:
-    for path in directory.iterdir():
-        _sync(path)
-    _sync(directory)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

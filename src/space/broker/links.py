@@ -1,120 +1,66 @@
-"""Every machine's own point-to-point link: a network namespace, one veth pair, one address each way, and nothing let
-through.
+"""Every machine's own point-to-point link: a network namespace, one veth pair, one address each way, and beyond it the
+gateway alone.
 
-The link of index *n* follows from the instance and *n* alone: the host's end is ``<instance>-<n in hex>``, the
-addresses are the *n*-th pair of the instance's ranges. Indexes are journaled and handed out in turn, so a fresh
-machine never gets an address that another one still has or had a moment ago. One nftables table covers all links by a
-wildcard on their names: a machine costs no rule, and there is no moment at which a link exists without its rules.
+Indexes are journaled and handed out in turn, so a fresh machine never gets an address that another one still has or had
+a moment ago. The rules (`firewall.py`) cover all links by a wildcard on their names, so there is no moment at which a
+link exists without them; of its own a link has an entry there that lets its addresses through, and entries in the
+register (`register.py`) that say whose they are. Neighbours are told to both ends and learned by neither.
 """
 
 # ruff: noqa: ASYNC240 - names in local directories are looked up in microseconds
 
 import asyncio
-import hashlib
-import ipaddress
-import json
 import re
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
+from space.broker import conntrack
+from space.broker.addressing import LINKS_MAX, Link, link, netns_name
+from space.broker.firewall import Firewall
+from space.broker.register import Register
 from space.drivers import programs
 from space.errors import HostError, HostFull
+from space.settings import Settings
 
 NETNS_DIR = Path("/run/netns")
 PROGRAM_S = 20.0
-# The range for benchmarks between networks (RFC 2544): never routed, and unlike 10/8 or 100.64/10 in use by nobody's
-# hosts, clouds or VPNs. Split into blocks so that installations side by side on one host do not meet.
-RANGE_V4 = ipaddress.IPv4Network("198.18.0.0/15")
-BLOCKS = 32
-LINKS_MAX = RANGE_V4.num_addresses // 2 // BLOCKS
+_LOCAL = re.compile(r"\|-- ([0-9.]+)\n\s+/32 host LOCAL")
 
-_RULES = """\
-table inet {instance} {{}}
-delete table inet {instance}
-table inet {instance} {{
-    chain input {{
-        type filter hook input priority -200; policy accept;
-        iifname "{instance}-*" counter drop
-    }}
-    chain forward {{
-        type filter hook forward priority -200; policy accept;
-        iifname "{instance}-*" counter drop
-        oifname "{instance}-*" counter drop
-    }}
-    chain output {{
-        type filter hook output priority -200; policy accept;
-        oifname "{instance}-*" counter drop
-    }}
-}}
-"""
-_CHAINS = ("input", "forward", "output")
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Names and addresses of one link; a pure function of instance and index."""
-
-    index: int
-    interface: str
-    host_v4: ipaddress.IPv4Address
-    guest_v4: ipaddress.IPv4Address
-    host_v6: ipaddress.IPv6Address
-    guest_v6: ipaddress.IPv6Address
-
-
-def link(instance: str, index: int) -> Link:
-    """Return link `index` of an installation."""
-    digest = hashlib.sha256(f"space link {instance}".encode()).digest()
-    block = digest[0] % BLOCKS
-    v4 = RANGE_V4[(block * LINKS_MAX + index) * 2]
-    # A unique local prefix as RFC 4193 wants it (40 bits that nobody else is likely to have), the index as subnet.
-    v6 = ipaddress.IPv6Address(b"\xfd" + digest[1:6] + index.to_bytes(2, "big") + bytes(8))
-    return Link(index, f"{instance}-{index:04x}", v4, v4 + 1, v6, v6 + 1)
-
-
-def netns_name(instance: str, machine_id: str) -> str:
-    return f"{instance}-{machine_id}"
+log = structlog.get_logger()
 
 
 class Links:
     """All links of one installation."""
 
-    def __init__(self, instance: str) -> None:
-        self._instance = instance
+    def __init__(self, settings: Settings) -> None:
+        self._instance = settings.instance
+        self._firewall = Firewall(settings.instance, settings.gateway_port, settings.gateway_dns_port)
+        self._register = Register(settings.links_dir)
         self._used: set[int] = set()
         self._next = 0
 
     async def open(self, used: set[int]) -> None:
-        """Install the rules if they are not there as they must be; `used` are the indexes that journals know."""
+        """Install the rules if they are not there as they must be; `used` are the indexes that journals know.
+
+        Links that journals do not know are cut off.
+        """
         self._used = set(used)
         self._next = max(used, default=-1) + 1
         NETNS_DIR.mkdir(mode=0o755, exist_ok=True)
-        if not await self.guarded():
-            # SAFETY: static text; the one thing filled in is the instance's name, which matched ^[a-z][a-z0-9]{0,7}$.
-            # The replacement is one transaction: at no moment are links without rules.
-            rules = _RULES.format(instance=self._instance).encode()
-            await programs.check(["nft", "-f", "-"], stdin=rules, timeout_s=PROGRAM_S)
-        if not await self.guarded():
-            raise HostError(
-                "The rules that keep sandboxes off the network could not be installed.", code="links-unguarded"
-            )
+        known = [link(self._instance, index) for index in sorted(used & set(self.interfaces().values()))]
+        self._register.open(known)
+        await self._firewall.install(known)
 
     async def guarded(self) -> bool:
         """Whether the kernel holds all of the rules now."""
-        listed = await programs.run(["nft", "-j", "list", "table", "inet", self._instance], timeout_s=PROGRAM_S)
-        if listed.status:
-            return False
-        items = json.loads(listed.output)["nftables"]
-        hooks = {item["chain"]["hook"] for item in items if "chain" in item and "hook" in item["chain"]}
-        dropping = [
-            item["rule"]["chain"] for item in items if "rule" in item and {"drop": None} in item["rule"]["expr"]
-        ]
-        return set(_CHAINS) == hooks and sorted(dropping) == ["forward", "forward", "input", "output"]
+        return await self._firewall.holds()
 
     async def reserve(self) -> int:
         """Return an index that no machine has, whose addresses nobody else on this host has either."""
-        taken = await _addresses()
+        taken = _addresses()
         for step in range(LINKS_MAX):
             index = (self._next + step) % LINKS_MAX
             found = link(self._instance, index)
@@ -124,20 +70,39 @@ class Links:
                 return index
         raise HostFull("All link addresses are in use.", code="links-full")
 
+    def hold(self, index: int) -> bool:
+        """Take a link that was kept for a machine; False when somebody on this host has its address by now."""
+        found = link(self._instance, index)
+        self._used.add(index)
+        return not {str(found.host_v4), str(found.guest_v4)} & _addresses()
+
     def free(self, index: int) -> None:
         self._used.discard(index)
 
-    async def create(self, machine_id: str, index: int) -> Path:
-        """Make the link, up and addressed at both ends; return its network namespace. Replaces a half-made one."""
+    async def create(self, machine_id: str, index: int, former: Sequence[int] = ()) -> Path:
+        """Make the link, up and addressed at both ends; return its network namespace. Replaces a half-made one.
+
+        Nothing leaves by it until it is entered somebody's (`enter`). The machine's end has the addresses of the links
+        `former`, too: nothing can be sent from them, but sockets that have them are as they were.
+        """
         found = link(self._instance, index)
+        others = [link(self._instance, one) for one in former if one != index]
         name = netns_name(self._instance, machine_id)
-        await self.delete(machine_id, index)
+        self._register.strike(found)
+        await self.delete_interface(found.interface)
+        await self._remove_netns(name)
         # SAFETY: all words are made from the instance, the index and a validated id. The rules are in place before the
         # interface exists (`open`), and match it by name from the moment it does.
-        await _ip([], f"netns add {name}")
-        host_end = found.interface
-        host = [f"link add {host_end} type veth peer name eth0 netns {name}", f"link set {host_end} addrgenmode none"]
-        await _ip([], *host)
+        host_end, host_mac, guest_mac = found.interface, found.host_mac, found.guest_mac
+        await asyncio.gather(
+            self._firewall.admit(found),
+            _ip(
+                [],
+                f"netns add {name}",
+                f"link add {host_end} address {host_mac} type veth peer name eth0 address {guest_mac} netns {name}",
+                f"link set {host_end} addrgenmode none",
+            ),
+        )
         _harden(host_end)
         await asyncio.gather(
             _ip(
@@ -145,24 +110,42 @@ class Links:
                 f"address add {found.host_v4}/31 dev {host_end}",
                 f"address add {found.host_v6}/127 dev {host_end} nodad",
                 f"link set {host_end} up",
+                f"neighbour replace {found.guest_v4} lladdr {guest_mac} nud permanent dev {host_end}",
+                f"neighbour replace {found.guest_v6} lladdr {guest_mac} nud permanent dev {host_end}",
             ),
             _ip(
                 ["-n", name],
                 "link set eth0 addrgenmode none",
                 f"address add {found.guest_v4}/31 dev eth0",
                 f"address add {found.guest_v6}/127 dev eth0 nodad",
+                *(f"address add {one.guest_v4}/31 dev eth0" for one in others),
+                *(f"address add {one.guest_v6}/127 dev eth0 nodad" for one in others),
                 "link set lo up",
                 "link set eth0 up",
-                # No default route: what is not let through fails at once inside, instead of after a timeout.
+                f"neighbour replace {found.host_v4} lladdr {host_mac} nud permanent dev eth0",
+                f"neighbour replace {found.host_v6} lladdr {host_mac} nud permanent dev eth0",
+                f"route add default via {found.host_v4} src {found.guest_v4}",
+                f"route add default via {found.host_v6} src {found.guest_v6}",
             ),
         )
         return NETNS_DIR / name
 
+    def enter(self, index: int, machine: str) -> None:
+        """Say whose the link is, from now on. Repeatable."""
+        self._register.enter(link(self._instance, index), machine)
+
     async def delete(self, machine_id: str, index: int | None) -> None:
-        """Remove both ends and the namespace. Not there: success."""
-        if index is not None:
-            await self._delete_interface(link(self._instance, index).interface)
-        name = netns_name(self._instance, machine_id)
+        """Remove both ends, the namespace and all that is known of the link. Not there: success."""
+        name, found = netns_name(self._instance, machine_id), None if index is None else link(self._instance, index)
+        if found is None:
+            await self._remove_netns(name)
+            return
+        self._register.strike(found)
+        await self.delete_interface(found.interface)
+        forgotten = asyncio.to_thread(_forget, found)
+        await asyncio.gather(self._remove_netns(name), self._firewall.expel(found), forgotten)
+
+    async def _remove_netns(self, name: str) -> None:
         if (NETNS_DIR / name).exists():
             # SAFETY: the name is the instance's with a validated id; the namespace was made for it.
             await programs.run(["ip", "netns", "delete", name], timeout_s=PROGRAM_S)
@@ -176,18 +159,33 @@ class Links:
             {path.name.removeprefix(prefix) for path in NETNS_DIR.glob(f"{prefix}*")} if NETNS_DIR.is_dir() else set()
         )
 
-    async def sweep(self, used: set[int]) -> None:
-        """Remove interfaces of ours whose index is not in `used`."""
+    def interfaces(self) -> dict[str, int]:
+        """Return the host's ends of all links of this installation, with their indexes."""
         ours = re.compile(rf"{self._instance}-([0-9a-f]{{4}})")
-        for name in [path.name for path in Path("/sys/class/net").iterdir()]:
-            if (match := ours.fullmatch(name)) and int(match[1], 16) not in used:
-                await self._delete_interface(name)
+        found = ((path.name, ours.fullmatch(path.name)) for path in Path("/sys/class/net").iterdir())
+        return {name: int(match[1], 16) for name, match in found if match}
+
+    def others(self, used: set[int]) -> list[str]:
+        """Return the entries of addresses that are of no link in `used`."""
+        return self._register.others(link(self._instance, index) for index in used)
+
+    def strike(self, name: str) -> None:
+        """Remove one of `others`. Not there: success."""
+        self._register.remove(name)
+
+    async def sweep(self, used: set[int]) -> None:
+        """Remove what there is of links whose index is not in `used`."""
+        for name, index in self.interfaces().items():
+            if index not in used:
+                await self.delete_interface(name)
+        self._register.open([link(self._instance, index) for index in used])
 
     async def close(self) -> None:
         """Remove the rules, once no link is left."""
-        await programs.run(["nft", "delete", "table", "inet", self._instance], timeout_s=PROGRAM_S)
+        await self._firewall.remove()
 
-    async def _delete_interface(self, name: str) -> None:
+    async def delete_interface(self, name: str) -> None:
+        """Remove one of `interfaces`. Not there: success."""
         if not Path("/sys/class/net", name).exists():
             return
         # SAFETY: the name begins with the instance's prefix and ends in four hexadecimal digits: only our own links
@@ -205,10 +203,19 @@ async def _ip(options: list[str], *lines: str) -> None:
     await programs.check(words, stdin="\n".join(lines).encode(), timeout_s=PROGRAM_S)
 
 
-async def _addresses() -> set[str]:
-    """Return every IPv4 address that this host has."""
-    output = await programs.check(["ip", "-4", "-j", "address", "show"], timeout_s=PROGRAM_S)
-    return {info["local"] for item in json.loads(output) for info in item.get("addr_info", []) if "local" in info}
+def _forget(gone: Link) -> None:
+    """Have the kernel forget the connections of a link that is no more."""
+    try:
+        for address in (gone.guest_v4, gone.guest_v6):
+            conntrack.forget(address)
+    except OSError as error:
+        # They end by themselves after their time, and whoever has the address next can only send into them.
+        log.warning("connections-not-forgotten", interface=gone.interface, reason=error.strerror)
+
+
+def _addresses() -> set[str]:
+    """Return every IPv4 address that this host has; from the routes, as starting `ip` takes milliseconds."""
+    return set(_LOCAL.findall(Path("/proc/net/fib_trie").read_text()))
 
 
 def _harden(interface: str) -> None:

@@ -1,7 +1,7 @@
 """What a broker does first: believe the journals, look at the host, and make both tell the same story.
 
 `settle` brings one machine that a crash or a failure left between two phases to rest; `recover` does so for all, and
-then removes whatever carries the installation's names but belongs to no machine.
+then has removed what belongs to no machine.
 """
 
 import asyncio
@@ -11,26 +11,26 @@ import structlog
 
 from space.broker.journal import RESIDENT, Entry, Phase
 from space.broker.machines import Machines
+from space.broker.sweep import Stray, sweep
 from space.drivers import processes
-from space.drivers.base import Driver, MachineState, Need
+from space.drivers.base import MachineState
 from space.errors import HostError, SpaceError
-from space.model import ids
 
 SETTLE_S = 120.0
 AT_ONCE = 8
-_AT_REST = frozenset({Phase.SUSPENDED, Phase.STOPPED, Phase.EXITED})
 
 log = structlog.get_logger()
 
 
-async def recover(machines: Machines, drivers: dict[str, Driver]) -> None:
+async def recover(machines: Machines) -> list[Stray]:
     """Adopt what runs, finish or undo what was under way, remove strays. One machine's trouble does not stop the
     others'.
     """
-    for driver in drivers.values():
+    for driver in machines.drivers.values():
         await driver.end_strays()
     found = machines.journal.read_all()
     machines.entries.update(found.entries)
+    machines.damaged = found.damaged
     await machines.host.open({entry.link for entry in found.entries.values() if entry.link is not None})
     turns = asyncio.Semaphore(AT_ONCE)
 
@@ -45,9 +45,12 @@ async def recover(machines: Machines, drivers: dict[str, Driver]) -> None:
     async with asyncio.TaskGroup() as group:
         for entry in found.entries.values():
             group.create_task(one(entry))
+    for entry in machines.entries.values():
+        if entry.phase in RESIDENT and entry.link is not None:
+            machines.host.links.enter(entry.link, entry.machine)
     if found.damaged:
         log.error("journals-damaged", machines=sorted(found.damaged))
-    await sweep(machines, drivers, found.damaged)
+    return await sweep(machines)
 
 
 async def settle(machines: Machines, entry: Entry) -> None:
@@ -55,45 +58,9 @@ async def settle(machines: Machines, entry: Entry) -> None:
     await _HOW[entry.phase](machines, entry)
 
 
-async def sweep(machines: Machines, drivers: dict[str, Driver], damaged: frozenset[str]) -> None:
-    """Remove what carries our names and belongs to no machine. Only names that are ids are touched."""
-    host = machines.host
-    entries = machines.entries
-    at_rest = {name for name, entry in entries.items() if entry.phase in _AT_REST}
-    resident = set(entries) - at_rest | damaged
-    for driver in drivers.values():
-        for name in _strays(await driver.known(), resident):
-            await driver.destroy(name, None)
-    for name in _strays(host.channels.known(), resident):
-        host.channels.remove(name)
-    for name in _strays(host.cgroups.known(), resident):
-        await host.cgroups.remove(name)
-    for name in _strays(host.links.known(), resident):
-        await host.links.delete(name, None)
-    if not damaged:
-        await host.links.sweep({entry.link for entry in entries.values() if entry.link is not None})
-    await _sweep_storage(machines, drivers, damaged)
-
-
-async def _sweep_storage(machines: Machines, drivers: dict[str, Driver], damaged: frozenset[str]) -> None:
-    host = machines.host
-    if any(Need.DISK in driver.capabilities.needs for driver in drivers.values()):
-        for name in _strays(host.disks.known(), set(machines.entries) | damaged):
-            await host.disks.delete(name)
-        await host.templates.sweep()
-    imageless = _AT_REST - {Phase.SUSPENDED} | RESIDENT
-    may_have_image = {name for name, entry in machines.entries.items() if entry.phase not in imageless} | damaged
-    for name in _strays({path.name.removesuffix(".tmp") for path in host.snapshots.iterdir()}, may_have_image):
-        await host.drop_image(name)
-
-
-def _strays(names: set[str] | frozenset[str], owned: set[str]) -> list[str]:
-    return sorted(name for name in names if ids.is_id("sbx", name) and name not in owned)
-
-
 async def _adopt_or_note_exit(machines: Machines, entry: Entry) -> None:
     if entry.process and processes.is_alive(entry.process):
-        machines.watch(entry.machine, entry.process)
+        machines.watch(entry.body, entry.process)
     else:
         await machines.note_exit(entry)
 
@@ -106,18 +73,18 @@ async def _look_again(machines: Machines, entry: Entry) -> None:
         await machines.note_exit(entry)
         return
     if not paused:
-        await machines.host.resume(entry.machine, driver)  # it may stand still in part
+        await machines.host.resume(entry.body, driver)  # it may stand still in part
     machines.write(entry.to(Phase.PAUSED if paused else Phase.RUNNING))
     if entry.process:
-        machines.watch(entry.machine, entry.process)
+        machines.watch(entry.body, entry.process)
 
 
 async def _came_up(machines: Machines, entry: Entry) -> bool:
-    seen = await machines.driver(entry.driver).inspect(entry.machine)
-    if seen.state is not MachineState.RUNNING or seen.process is None:
+    seen = await machines.driver(entry.driver).inspect(entry.body)
+    if seen.state not in {MachineState.RUNNING, MachineState.STALLED} or seen.process is None:
         return False
     machines.write(entry.to(Phase.RUNNING, process=seen.process, cause=None))
-    machines.watch(entry.machine, seen.process)
+    machines.watch(entry.body, seen.process)
     return True
 
 
@@ -127,13 +94,23 @@ async def _finish_or_undo_suspend(machines: Machines, entry: Entry) -> None:
         await machines.finish_suspend(entry)
     else:
         await machines.continue_unsuspended(entry)
-        if (now := machines.entries[entry.machine]).phase in RESIDENT and now.process:
-            machines.watch(entry.machine, now.process)
+        _watch_if_resident(machines, entry)
+
+
+async def _go_on_from_snapshot(machines: Machines, entry: Entry) -> None:
+    """Whether the snapshot is whole is another matter; the machine is as it was before."""
+    await machines.continue_as_before(entry)
+    _watch_if_resident(machines, entry)
+
+
+def _watch_if_resident(machines: Machines, entry: Entry) -> None:
+    if (now := machines.entries[entry.machine]).phase in RESIDENT and now.process:
+        machines.watch(entry.body, now.process)
 
 
 async def _has_image(machines: Machines, entry: Entry) -> bool:
     try:
-        await machines.driver(entry.driver).check_image(machines.host.image(entry.machine))
+        await machines.driver(entry.driver).check_image(machines.host.image(entry.body))
     except HostError:
         return False
     return True
@@ -151,7 +128,7 @@ async def _start_or_stop(machines: Machines, entry: Entry) -> None:
 
 async def _wake_or_stay(machines: Machines, entry: Entry) -> None:
     if await _came_up(machines, entry):
-        await machines.host.drop_image(entry.machine)
+        await machines.host.drop_image(entry.body)
     else:
         await machines.rest_without_process(entry, Phase.SUSPENDED)
 
@@ -165,7 +142,9 @@ async def _finish_destroy(machines: Machines, entry: Entry) -> None:
 
 
 async def _stay(machines: Machines, entry: Entry) -> None:
-    """At rest: what it had of the host was released before the phase was written."""
+    """At rest. What a suspended machine had of the host is given back after that is written."""
+    if entry.process:
+        await machines.rest_without_process(entry, entry.phase)
 
 
 _HOW: dict[Phase, Callable[[Machines, Entry], Awaitable[None]]] = {
@@ -177,6 +156,7 @@ _HOW: dict[Phase, Callable[[Machines, Entry], Awaitable[None]]] = {
     Phase.STARTING: _start_or_stop,
     Phase.WAKING: _wake_or_stay,
     Phase.SUSPENDING: _finish_or_undo_suspend,
+    Phase.SNAPSHOTTING: _go_on_from_snapshot,
     Phase.STOPPING: _finish_stop,
     Phase.DESTROYING: _finish_destroy,
     Phase.SUSPENDED: _stay,

@@ -1,4 +1,4 @@
-"""The root process's socket: who may speak, the lines, the limits. What the verbs do is in `machines.py`.
+"""The root process's socket: who may speak, the lines, the limits. What is done for a request is in `verbs.py`.
 
 Run it with `serve`. A request once read is carried out also when its connection is lost: the node asks again and
 finds it done.
@@ -11,21 +11,22 @@ import resource
 import signal
 import socket
 import struct
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict
 from typing import Any
 
 import structlog
 
-from space import error_wire
-from space.broker import doctor, recovery, requests
+from space import error_wire, tracing
+from space.broker import recovery, requests, stalls, verbs
+from space.broker.choice import Choice
+from space.broker.figures import Figures, Span
 from space.broker.host import Account, Host, node_account
-from space.broker.journal import RESIDENT, Entry, Journal, Phase
+from space.broker.journal import Journal
 from space.broker.locks import exclusive
-from space.broker.machines import VERB_S, VERB_S_DEFAULT, Machines
-from space.broker.requests import LINE_BYTES_MAX, Boot, OfHost, OfMachine, Request
-from space.drivers import processes
+from space.broker.machines import Machines
+from space.broker.requests import LINE_BYTES_MAX, OfHost, Request
+from space.broker.sweep import Stray, sweep
 from space.drivers.base import Driver, Need
 from space.errors import SpaceError
 from space.settings import Settings
@@ -34,18 +35,17 @@ CONNECTIONS_MAX = 16
 REQUESTS_MAX = 256
 """At once, over all connections; beyond that no more lines are read."""
 SEND_S = 30.0
+GOES_ON = "goes-on"
+"""The note that a machine which stood still for a request runs again, while the rest is being done."""
+Send = Callable[[dict[str, Any]], Awaitable[None]]
 NICE = -5
 LOCK_S = 1.0
+FIGURES_S = 120.0
+DRIVERS_S = 60.0
+SWEEP_EVERY_S = 60.0
 DRAIN_S = 8.0
 """How long requests under way may take to end when the broker is told to stop."""
 _PEER = struct.Struct("iII")
-_PASSING = frozenset(
-    {
-        *(Phase.BOOTING, Phase.STARTING, Phase.WAKING, Phase.PAUSING, Phase.RESUMING),
-        *(Phase.SUSPENDING, Phase.STOPPING, Phase.DESTROYING),
-    }
-)
-
 log = structlog.get_logger()
 
 
@@ -72,6 +72,8 @@ class Broker:
         self._settings = settings
         self._drivers = dict(drivers)
         self._connections = 0
+        self.figures = Figures()
+        self._choice = Choice(settings, self._drivers)
         self._turns = asyncio.Semaphore(REQUESTS_MAX)
 
     @asynccontextmanager
@@ -89,14 +91,17 @@ class Broker:
             machines = Machines(settings, self._drivers, Host(settings, account, needs), journal, tasks)
             connections: set[asyncio.Task[None]] = set()
             working: set[asyncio.Task[None]] = set()
+            watching: list[asyncio.Task[None]] = []
             try:
-                await recovery.recover(machines, self._drivers)
+                self._count(await recovery.recover(machines))
+                watching = [tasks.create_task(self._sweep_again_and_again(machines))]
+                watching.append(tasks.create_task(stalls.watch(machines)))
                 server = await self._listen(account, machines, tasks, connections, working)
                 log.info("broker-serves", instance=settings.instance, machines=len(machines.entries))
                 async with server:
                     yield machines
             finally:
-                for task in connections:
+                for task in [*connections, *watching]:
                     task.cancel()
                 machines.unwatch_all()
                 if working:
@@ -136,67 +141,49 @@ class Broker:
     def end_turn(self) -> None:
         self._turns.release()
 
-    async def answer(self, machines: Machines, line: bytes) -> dict[str, Any]:
-        """Carry out one line and return the answer to it. Never raises but for cancellation."""
+    async def answer(self, machines: Machines, line: bytes, send: Send) -> dict[str, Any]:
+        """Carry out one line and return the answer to it. Never raises but for cancellation. `send` takes what is to be
+        told before the answer.
+        """
         number: int | None = None
+        spans: list[Span] = []
         try:
             request = requests.parse(line)
             number = request.id
-            return {"id": number, "ok": await self._carry_out(machines, request)}
+            with self.figures.carrying_out(request) as spans:
+                answer: dict[str, Any] = {"id": number, "ok": await self._carry_out(machines, request, send)}
         except SpaceError as error:
-            return {"id": requests.number_of(line) if number is None else number, "error": error_wire.render(error)}
+            number = requests.number_of(line) if number is None else number
+            answer = {"id": number, "error": error_wire.render(error)}
         except Exception:
             log.exception("request-failed", request=number)
             failure = SpaceError("The broker could not do that; its log says why.")
-            return {"id": number, "error": error_wire.render(failure)}
+            answer = {"id": number, "error": error_wire.render(failure)}
+        return {**answer, "spans": spans} if spans else answer
 
-    async def _carry_out(self, machines: Machines, request: Request) -> Any:
+    async def _carry_out(self, machines: Machines, request: Request, send: Send) -> Any:
         match request:
-            case Boot():
-                async with self._at_rest(machines, request.machine, VERB_S_DEFAULT):
-                    return await machines.boot(request)
-            case OfMachine():
-                return await self._of_machine(machines, request)
-            case OfHost(verb="machines"):
-                return await machines.all()
-            case OfHost(verb="templates"):
-                listed = machines.host.templates.all()
-                return [template.model_dump(exclude={"imported_at"}) for template in listed]
-            case OfHost():
-                async with asyncio.timeout(VERB_S_DEFAULT):
-                    return [asdict(check) for check in await doctor.examine(self._settings)]
+            case OfHost(verb="figures"):
+                async with asyncio.timeout(FIGURES_S):
+                    return await self.figures.tell(machines)
+            case OfHost(verb="drivers"):
+                async with asyncio.timeout(DRIVERS_S):
+                    return await self._choice.told()
+            case _:
+                return await verbs.carry_out(machines, request, lambda: send({"id": request.id, "note": GOES_ON}))
 
-    async def _of_machine(self, machines: Machines, request: OfMachine) -> dict[str, Any]:
-        machine = request.machine
-        if request.verb == "inspect":
-            return await machines.inspect(machine)
-        if request.verb == "destroy":  # legal in every state, so nothing needs settling first
-            async with machines.locked(machine, VERB_S_DEFAULT):
-                return await machines.destroy(machine)
-        verbs = {
-            "pause": machines.pause,
-            "resume": machines.resume,
-            "suspend": machines.suspend,
-            "wake": machines.wake,
-            "stop": machines.stop,
-            "start": machines.start,
-        }
-        async with self._at_rest(machines, machine, VERB_S.get(request.verb, VERB_S_DEFAULT)):
-            return await verbs[request.verb](machine)
+    async def _sweep_again_and_again(self, machines: Machines) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_EVERY_S)
+            tracing.begin()
+            try:
+                self._count(await sweep(machines))
+            except Exception:
+                log.exception("sweep-failed")
 
-    @asynccontextmanager
-    async def _at_rest(self, machines: Machines, machine_id: str, timeout_s: float) -> AsyncGenerator[None]:
-        """Hold the machine's lock, and first bring to rest what an earlier request left, or what has just ended."""
-        async with machines.locked(machine_id, timeout_s):
-            entry = machines.entries.get(machine_id)
-            if entry and (entry.phase in _PASSING or _has_ended(entry)):
-                await recovery.settle(machines, entry)
-            yield
-
-
-def _has_ended(entry: Entry) -> bool:
-    """Whether the machine's process is gone although that has not been noted yet."""
-    return entry.phase in RESIDENT and not (entry.process and processes.is_alive(entry.process))
+    def _count(self, strays: list[Stray]) -> None:
+        for stray in strays:
+            self.figures.stray_found(stray.kind)
 
 
 class _Connection:
@@ -245,17 +232,16 @@ class _Connection:
 
     async def _work(self, line: bytes) -> None:
         try:
-            answer = await self._broker.answer(self._machines, line)
-            await self._send(json.dumps(answer).encode() + b"\n")
+            await self._send(await self._broker.answer(self._machines, line, self._send))
         finally:
             self._broker.end_turn()
 
-    async def _send(self, data: bytes) -> None:
+    async def _send(self, message: dict[str, Any]) -> None:
         if self._writer.is_closing():
             return
         try:
             async with asyncio.timeout(SEND_S), self._sending:
-                self._writer.write(data)
+                self._writer.write(json.dumps(message).encode() + b"\n")
                 await self._writer.drain()
         except (OSError, TimeoutError):
             self._writer.close()  # gone, or it does not read: it will come back and ask again

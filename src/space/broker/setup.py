@@ -3,10 +3,11 @@
 import shutil
 from pathlib import Path
 
+from space.broker.defaults import Defaults
 from space.broker.host import Account, Host
 from space.broker.journal import RESIDENT, Entry, Journal, Phase
 from space.broker.locks import exclusive
-from space.broker.templates import Defaults, Template
+from space.broker.templates import Template
 from space.drivers import processes
 from space.drivers.base import Need
 from space.errors import HostError
@@ -52,17 +53,19 @@ async def unmount(settings: Settings) -> None:
             await host.links.delete(name, None)
         await host.links.sweep(set())
         await host.links.close()
-        await host.disks.close()
+        await host.close_store()
         for directory in (settings.channels_dir, settings.run_dir / "broker"):
             shutil.rmtree(directory, ignore_errors=True)
 
 
 async def _end(host: Host, journal: Journal, entry: Entry) -> None:
+    # A machine that stands still dies only once it goes on.
+    await host.cgroups.freeze(entry.body, still=False)
     # SAFETY: the journal, root's alone, names a process with its start time, so a recycled pid is not hit.
     if entry.process and not await processes.kill(entry.process, KILL_S):
         raise HostError("A machine's process does not end.", code="machine-stuck", machine=entry.machine)
     await host.release(entry, None)
-    if entry.phase in RESIDENT | {Phase.PAUSING, Phase.RESUMING}:
+    if entry.phase in RESIDENT | {Phase.PAUSING, Phase.RESUMING, Phase.SNAPSHOTTING}:
         journal.write(entry.to(Phase.EXITED, process=None, link=None, cause="host-lost"))
 
 

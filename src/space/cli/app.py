@@ -11,24 +11,37 @@ from space.cli import (
     create,
     doctor,
     down,
+    egress,
     env,
     exec_,
+    fork,
+    gc,
+    grant,
     inspect,
     keys,
     logs,
     ls,
     ops,
     pause,
+    policy,
+    pool,
+    port,
+    project,
     ps,
     resume,
     rm,
     run_,
+    secret,
     shell,
+    snapshot,
     start,
     stop,
     suspend,
+    template,
     up,
+    volume,
     wake,
+    webhook,
 )
 from space.cli.failures import fail
 from space.cli.programs import ProgramCommand
@@ -64,15 +77,28 @@ for _function in (
     wake.wake,
     stop.stop,
     start.start,
+    fork.fork,
+    port.port,
     ops.ops,
     up.up,
     down.down,
     doctor.doctor,
     env.env,
+    project.project,
+    pool.pool,
+    gc.gc,
     bench.bench,
 ):
     app.command()(_function)
+app.add_typer(snapshot.app, name="snapshot")
+app.add_typer(template.app, name="template")
+app.add_typer(policy.app, name="policy")
+app.add_typer(secret.app, name="secret")
+app.add_typer(grant.app, name="grant")
+app.add_typer(egress.app, name="egress")
+app.add_typer(volume.app, name="volume")
 app.add_typer(keys.app, name="keys")
+app.add_typer(webhook.app, name="webhook")
 
 
 def run() -> NoReturn:

@@ -3,12 +3,12 @@
 import statistics
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from space.cli import show
-from space.cli.targets import JsonOption, open_client
+from space.cli.targets import DriverOption, JsonOption, open_client
 
 if TYPE_CHECKING:
     from space import Client
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 def bench(
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000, help="How often each thing is done.")] = 10,
     template: Annotated[str, typer.Option("--template", help="The template to start from.")] = "base",
+    driver: DriverOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure this installation as a client sees it.
@@ -24,7 +25,7 @@ def bench(
     `make bench` in the repository measures more, beside the raw tools.
     """
     with open_client() as client:
-        found = {name: _summary(values) for name, values in _measure(client, template, rounds).items()}
+        found = {name: _summary(values) for name, values in _measure(client, template, driver, rounds).items()}
     if as_json:
         show.document(found)
     else:
@@ -32,10 +33,11 @@ def bench(
         show.table(["WHAT", "P50 MS", "MAX MS"], rows)
 
 
-def _measure(client: "Client", template: str, rounds: int) -> dict[str, list[float]]:
+def _measure(client: "Client", template: str, driver: str | None, rounds: int) -> dict[str, list[float]]:
     from space import Sandbox
 
     found: dict[str, list[float]] = {}
+    options: dict[str, Any] = {"driver": driver} if driver else {}
 
     def timed(name: str, action: Callable[[], object]) -> None:
         began = time.perf_counter()
@@ -44,10 +46,10 @@ def _measure(client: "Client", template: str, rounds: int) -> dict[str, list[flo
 
     for _ in range(rounds):
         began = time.perf_counter()
-        with Sandbox.create(template, client=client) as sandbox:
+        with Sandbox.create(template, client=client, **options) as sandbox:
             sandbox.run(["true"], check=True)
             found.setdefault("create to first output", []).append((time.perf_counter() - began) * 1000)
-    with Sandbox.create(template, client=client) as sandbox:
+    with Sandbox.create(template, client=client, **options) as sandbox:
         for _ in range(rounds):
             timed("exec of true", lambda: sandbox.run(["true"], check=True))
         for _ in range(rounds):

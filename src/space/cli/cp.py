@@ -17,8 +17,12 @@ CHUNK_BYTES = 128 * 1024
 
 
 def cp(
-    source: Annotated[str, typer.Argument(help="A local path, `-` for standard input, or SANDBOX:PATH.")],
-    target: Annotated[str, typer.Argument(help="A local path, `-` for standard output, or SANDBOX:PATH.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A local path, `-` for standard input, or SANDBOX:PATH.")
+    ],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="A local path, `-` for standard output, or SANDBOX:PATH.")
+    ],
     user: UserOption = None,
 ) -> None:
     """Copy files and directories into or out of a sandbox.

@@ -15,5 +15,5 @@ def down(
 ) -> None:
     """Stop SPACE on this machine; data stays. scripts/down also unmounts and sweeps."""
     if not keep_machines:
-        supervise("stop-machines")
+        supervise("stop-sandboxes")
     supervise("stop")

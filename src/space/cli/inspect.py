@@ -12,7 +12,9 @@ def inspect(
     thing: Annotated[
         str,
         typer.Argument(
-            help="A sandbox's id or name, or a command's or operation's id.", autocompletion=complete_sandbox
+            metavar="THING",
+            help="A sandbox's id or name, or a command's or operation's id.",
+            autocompletion=complete_sandbox,
         ),
     ],
     metrics: Annotated[bool, typer.Option("--metrics", help="Also what the sandbox uses now.")] = False,

@@ -24,6 +24,6 @@ def ls(
             print(info.id)
     else:
         show.table(
-            ["SANDBOX", "NAME", "STATE", "TEMPLATE", "CREATED"],
-            [[i.id, i.name or "-", i.state, i.template or "-", show.ago(i.created_at)] for i in found],
+            ["SANDBOX", "NAME", "STATE", "TEMPLATE", "DRIVER", "CREATED"],
+            [[i.id, i.name or "-", i.state, i.template or "-", i.driver or "-", show.ago(i.created_at)] for i in found],
         )

@@ -7,10 +7,12 @@ import typer
 
 from space.cli.exec_ import carry_out
 from space.cli.failures import fail, program_status
+from space.cli.governing import GrantOption, PolicyOption, parse_grant, parse_policy
 from space.cli.targets import (
     CpusOption,
     CwdOption,
     DiskOption,
+    DriverOption,
     EnvOption,
     JsonOption,
     MemoryOption,
@@ -21,14 +23,17 @@ from space.cli.targets import (
     TimeoutOption,
     TtyOption,
     UserOption,
+    VolumeOption,
+    mounts,
     open_client,
     pairs,
+    told_when_slow,
 )
 from space.errors import SpaceError
 
 
 def run(
-    template: Annotated[str, typer.Argument(metavar="TEMPLATE", help="The template to start from.")],
+    template: Annotated[str, typer.Argument(metavar="TEMPLATE", help="The template, or `snapshot:ID`, to start from.")],
     program: ProgramArgument,
     name: NameOption = None,
     metadata: MetadataOption = [],
@@ -39,6 +44,10 @@ def run(
     cpus: CpusOption = None,
     memory: MemoryOption = None,
     disk: DiskOption = None,
+    driver: DriverOption = None,
+    policy: PolicyOption = None,
+    grants: GrantOption = [],
+    volumes: VolumeOption = [],
     no_stdin: NoStdinOption = False,
     tty: TtyOption = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the sandbox; its id goes to standard error.")] = False,
@@ -58,6 +67,10 @@ def run(
         "cpus": cpus,
         "memory_mib": memory,
         "disk_mib": disk,
+        "driver": driver,
+        "policy": None if policy is None else parse_policy(policy),
+        "grants": [parse_grant(one) for one in grants] or None,
+        "volumes": mounts(volumes) or None,
     }
     how = {"env": pairs(env, "--env"), "user": user, "cwd": cwd, "timeout_s": timeout}
     try:
@@ -67,7 +80,8 @@ def run(
             if keep:
                 sandbox.detach()
                 print(f"space: {sandbox.id}", file=sys.stderr)
-            sandbox.wait_ready()
+            with told_when_slow("the sandbox is being made"):
+                sandbox.wait_ready()
             status = carry_out(sandbox, program, how, stdin=not no_stdin, tty=tty, as_json=as_json)
     except SpaceError as error:
         fail(error, program_status(error))

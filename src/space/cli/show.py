@@ -66,6 +66,21 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def size(count: int | None) -> str:
+    """Return a number of bytes, roughly."""
+    if count is None:
+        return "-"
+    for unit, factor in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"
+
+
+def number(value: float | None) -> str:
+    """Return a number without zeros that say nothing."""
+    return "-" if value is None else f"{value:.10g}"
+
+
 def ago(moment: datetime | None) -> str:
     """Return how long ago something was, roughly."""
     if moment is None:

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -25,6 +26,23 @@ def open_client() -> "Generator[Client]":
 
     with Client() as client:
         yield client
+
+
+@contextmanager
+def told_when_slow(what: str, after_s: float = 4.0) -> Generator[None]:
+    """Say on standard error, where that is a terminal, what is waited for when it takes longer than usual."""
+
+    def tell() -> None:
+        print(f"space: {what}; that can take a minute the first time, or on emulated processors.", file=sys.stderr)
+
+    timer = threading.Timer(after_s, tell)
+    timer.daemon = True
+    if sys.stderr.isatty():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def find(client: "Client", text: str) -> "Sandbox":
@@ -60,6 +78,14 @@ def pairs(items: list[str], option: str) -> dict[str, str]:
     return dict(item.split("=", 1) for item in items)
 
 
+def mounts(options: list[str]) -> dict[str, str]:
+    """Return ``NAME:PATH`` options as a mapping."""
+    split = [option.partition(":") for option in options]
+    if not all(name and path for name, _, path in split) or len({name for name, _, _ in split}) < len(split):
+        raise typer.BadParameter("It is NAME:PATH, each volume once.", param_hint="--volume")
+    return {name: path for name, _, path in split}
+
+
 SandboxArgument = Annotated[
     str, typer.Argument(metavar="SANDBOX", help="Its id, or its name.", autocompletion=complete_sandbox)
 ]
@@ -80,9 +106,20 @@ NameOption = Annotated[str | None, typer.Option("--name", help="A name to refer 
 MetadataOption = Annotated[
     list[str], typer.Option("--metadata", "-m", metavar="KEY=VALUE", help="A label; may be repeated.")
 ]
+DriverOption = Annotated[
+    str | None,
+    typer.Option(
+        "--driver",
+        metavar="gvisor|firecracker|qemu",
+        help="How it becomes a machine; default: the strongest.",
+    ),
+]
 CpusOption = Annotated[float | None, typer.Option("--cpus", help="CPU cores.")]
 MemoryOption = Annotated[int | None, typer.Option("--memory", metavar="MIB", help="Memory in MiB.")]
 DiskOption = Annotated[int | None, typer.Option("--disk", metavar="MIB", help="Disk in MiB.")]
+VolumeOption = Annotated[
+    list[str], typer.Option("--volume", metavar="NAME:PATH", help="Mount a volume there. May be repeated.")
+]
 ProgramArgument = Annotated[
     list[str],
     typer.Argument(

@@ -1,5 +1,7 @@
 """`space up`."""
 
+import sys
+
 from space.cli.supervision import supervise
 
 
@@ -8,4 +10,6 @@ def up() -> None:
 
     It must have been set up before with scripts/up. Returns when everything is ready.
     """
+    print("space: starting; that takes some seconds.", file=sys.stderr)
     supervise("start")
+    print("space: everything is ready. `space down` stops it.", file=sys.stderr)

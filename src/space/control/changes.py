@@ -11,6 +11,13 @@ from collections.abc import Generator
 from typing import Any
 
 POLL_S = 1.0
+EVERYTHING = "*"
+"""A topic that every other one's news are told to."""
+WEBHOOKS = "webhooks"
+"""Told when there may be something to deliver to a webhook that there was nothing for before."""
+
+BUILDS = "builds"
+"""Told when there is a build to be followed."""
 
 
 class Changes:
@@ -21,7 +28,7 @@ class Changes:
 
     def notify(self, topic: str, news: Any = None) -> None:
         """Wake who watches a topic. ``news`` is what has become of it, and spares them a look at the store."""
-        for watch in self._waiting.get(topic, ()):
+        for watch in (*self._waiting.get(topic, ()), *self._waiting.get(EVERYTHING, ())):
             watch.tell(news)
 
     @contextlib.contextmanager
@@ -49,11 +56,16 @@ class Watch:
         self.news = news
         self._woken.set()
 
-    async def wait(self, timeout_s: float) -> float:
-        """Return at the next change, or after ``timeout_s`` or ``POLL_S``; the result is the seconds it took."""
+    async def wait(self, timeout_s: float, poll_s: float = POLL_S) -> float:
+        """Return at the next change, or after ``timeout_s`` or ``poll_s``; the result is the seconds it took."""
         began = time.monotonic()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(timeout_s, POLL_S)):
+            async with asyncio.timeout(min(timeout_s, poll_s)):
                 await self._woken.wait()
         self._woken.clear()
         return time.monotonic() - began
+
+    async def wait_long(self) -> None:
+        """Return at the next change that is made in this process, however long that takes."""
+        await self._woken.wait()
+        self._woken.clear()

@@ -5,11 +5,13 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from space import tracing
 from space.control import once
 from space.control.control import Control
 from space.control.once import Once
+from space.control.readiness import rouser
 from space.control.tokens import Token
-from space.errors import NotFound, SpaceError
+from space.errors import Conflict, NotFound, SpaceError
 from space.model.ids import is_id, new_id
 from space.model.sandbox import Sandbox
 from space.store import commands, idempotency
@@ -27,7 +29,7 @@ async def create(
     now = control.now()
     command_id = await _claim(control, sandbox, asked_once)
     try:
-        shown = await control.node.create_command(sandbox.id, command_id, body)
+        shown = await _reserve(control, sandbox, command_id, body)
     except SpaceError:
         if asked_once is not None:
             await control.store.write(lambda connection: idempotency.remove(connection, sandbox.project_id, command_id))
@@ -44,6 +46,7 @@ async def get(control: Control, project_id: str, command_id: str) -> CommandRow:
         row = await control.store.read(lambda connection: commands.get(connection, command_id))
     if row is None or row.project_id != project_id:
         raise NotFound("There is no such command.")
+    tracing.note(sandbox=row.sandbox_id, command=row.id)
     return row
 
 
@@ -86,6 +89,18 @@ def _lost(row: CommandRow) -> dict[str, Any]:
 def grant_access(control: Control, row: CommandRow) -> Token:
     """Return a token to attach to one command."""
     return control.signer.for_command(row.sandbox_id, row.id, control.now())
+
+
+async def _reserve(control: Control, sandbox: Sandbox, command_id: str, body: bytes) -> dict[str, Any]:
+    try:
+        return await control.node.create_command(sandbox.id, command_id, body)
+    except Conflict as error:
+        rouse = rouser(control, sandbox)
+        if error.code != "wrong-state" or rouse is None:
+            raise
+        # It fell asleep after it was seen running.
+        await rouse()
+    return await control.node.create_command(sandbox.id, command_id, body)
 
 
 async def _claim(control: Control, sandbox: Sandbox, asked_once: Once | None) -> str:

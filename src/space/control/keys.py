@@ -49,6 +49,13 @@ class Keyring:
         self._used.add(key.id)
         return key
 
+    async def unrevoked(self, key_id: str) -> Key:
+        """Return the record of a key of that id, or raise ``Unauthenticated`` when none is good any more."""
+        key = await self._store.read(lambda connection: keys.get(connection, key_id))
+        if key is None or key.revoked_at is not None:
+            raise Unauthenticated
+        return key
+
     def forget(self) -> None:
         """Trust nothing remembered, also not an answer of the store that is on its way."""
         self._generation += 1

@@ -25,7 +25,7 @@ class Leases:
 
     def __init__(self, now: Callable[[], datetime], seats: int = SEATS) -> None:
         self.owner = _identity("self")
-        self.handed_over: asyncio.Queue[tuple[Operation, Sandbox]] = asyncio.Queue()
+        self.handed_over: asyncio.Queue[tuple[Operation, Sandbox | None]] = asyncio.Queue()
         self.running: dict[str, asyncio.Task[None]] = {}
         self._pending = asyncio.Event()
         self._backlog = False
@@ -39,6 +39,25 @@ class Leases:
     def until(self) -> datetime:
         """Return when a lease taken or renewed now ends."""
         return self._now() + timedelta(seconds=LEASE_S)
+
+    def leased(self, operation: Operation) -> Operation:
+        """Return an operation as it is to be stored when this process begins with it now."""
+        return replace(
+            operation,
+            state=OperationState.RUNNING,
+            started_at=operation.created_at,
+            lease_owner=self.owner,
+            lease_until=self.until(),
+        )
+
+    def hand_over(self, operation: Operation, sandbox: Sandbox | None) -> None:
+        """Hand an operation that is leased to this process to the runner, also when no seat is free.
+
+        For work that a running operation waits for: were it to wait for a seat, both might wait for ever. How much of
+        that there may be is for the one who waits to bound.
+        """
+        self.take()
+        self.handed_over.put_nowait((operation, sandbox))
 
     @contextlib.contextmanager
     def reserve(self) -> Generator["Seat"]:
@@ -93,15 +112,7 @@ class Seat:
 
     def lease(self, operation: Operation) -> Operation:
         """Return the operation as it is to be stored: leased to this process, or pending."""
-        if not self.taken:
-            return operation
-        return replace(
-            operation,
-            state=OperationState.RUNNING,
-            started_at=operation.created_at,
-            lease_owner=self._leases.owner,
-            lease_until=self._leases.until(),
-        )
+        return self._leases.leased(operation) if self.taken else operation
 
     def start(self, operation: Operation, sandbox: Sandbox) -> None:
         """Hand an operation that is in the store now to the runner, with its sandbox; it gives the seat back."""

@@ -1,65 +1,51 @@
 """Carrying out one operation: load, act on the node, apply by compare-and-set. In the end both rows are at rest.
 
 Every call to the node is idempotent, so that a step may be repeated after a crash, after a lost answer, and by another
-runner. A failure never guesses: the node is asked what has become of the machine, and the sandbox's state follows.
+runner.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import structlog
 from sqlalchemy import Connection
 
-from space.control import transitions
+from space.control import attachments, outcomes, volumes
 from space.control.control import Control
-from space.error_wire import kind_of
 from space.errors import HostError, MachineLost, OutcomeUnknown, SpaceError, Unavailable
-from space.model.operation import FINISHED, Operation, OperationState
-from space.model.sandbox import TRANSITIONS, Failure, Sandbox, State
-from space.store import operations, sandboxes
+from space.model.ids import is_id
+from space.model.operation import FINISHED, Operation
+from space.model.sandbox import TRANSITIONS, Sandbox, State
+from space.model.snapshot import SnapshotState
+from space.store import commands, operations, sandboxes, snapshots
+from space.store.commands import CommandRow
 
 log = structlog.get_logger(__name__)
 
-# How long one operation may take in all, repeated calls included. Writing memory to disk takes its time.
+# How long one operation may take in all, repeated calls included. Writing memory to disk takes its time. Of a fork it
+# is the copying of its source: what is made from that are operations of their own.
 BUDGET_S = {
     "create": 180,
     "pause": 60,
     "resume": 60,
-    "suspend": 900,
-    "wake": 900,
+    "suspend": 960,
+    "wake": 960,
     "stop": 180,
     "start": 180,
     "delete": 180,
+    "snapshot": 960,
+    "fork": 960,
 }
 UNDO_S = 30.0
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
 PREDECESSOR_WAIT_S = 15.0
 PREDECESSOR_POLL_S = 0.5
+INHERITED_MAX = 2048
 
-STATE_OF_MACHINE = {
-    "running": State.RUNNING,
-    "paused": State.PAUSED,
-    "suspended": State.SUSPENDED,
-    "stopped": State.STOPPED,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of an operation and in which state its sandbox comes to rest."""
-
-    operation: OperationState
-    state: State
-    ready: bool = False
-    error: Failure | None = None
-    failure: Failure | None = None
-    timings: Mapping[str, float] | None = None
-    values: Mapping[str, Any] | None = None
+Answer = dict[str, Any]
 
 
 async def carry_out(control: Control, operation: Operation, sandbox: Sandbox | None = None) -> Operation | None:
@@ -69,57 +55,89 @@ async def carry_out(control: Control, operation: Operation, sandbox: Sandbox | N
     """
     if sandbox is None:
         sandbox = await control.store.read(lambda connection: sandboxes.get(connection, operation.sandbox_id))
+    if sandbox is None or not still_holds(operation, sandbox):
+        return await outcomes.apply(control, operation, None)
     verb: str = operation.request["verb"]
-    if sandbox is None or sandbox.operation_id != operation.id or sandbox.state != TRANSITIONS[verb].passing:
-        return await _apply(control, operation, None)
+    done = await attempt(operation, lambda: _DO[verb](control, sandbox, operation))
+    if isinstance(done, SpaceError):
+        if verb == "create":
+            await undo_create(control, sandbox)
+        outcome = await outcomes.failed(control, sandbox, operation, done)
+    else:
+        outcome = outcomes.succeeded(control, operation, done, _also(control, operation, done))
+    return await outcomes.apply(control, operation, outcome)
+
+
+def still_holds(operation: Operation, sandbox: Sandbox) -> bool:
+    """Whether the sandbox is as the operation found or put it, and nobody's delete has taken it over."""
+    passing = TRANSITIONS[operation.request["verb"]].passing
+    return sandbox.operation_id == operation.id and (passing is None or sandbox.state == passing)
+
+
+async def attempt(operation: Operation, work: Callable[[], Awaitable[Answer]]) -> Answer | SpaceError:
+    """Do ``work`` within its operation's budget; return the node's answer, or the error that it ended with."""
+    verb: str = operation.request["verb"]
     try:
         async with asyncio.timeout(BUDGET_S[verb]):
-            answer = await _DO[verb](control, sandbox, operation)
-        outcome = _succeeded(control, operation, verb, answer)
+            return await work()
     except TimeoutError:
-        error = OutcomeUnknown(f"{verb} did not end within {BUDGET_S[verb]} s.", code="timed-out")
-        outcome = await _failed(control, sandbox, operation, verb, error)
+        return OutcomeUnknown(f"{verb} did not end within {BUDGET_S[verb]} s.", code="timed-out")
     except SpaceError as error:
-        outcome = await _failed(control, sandbox, operation, verb, error)
+        return error
     except Exception as error:
         log.exception("operation-broke", operation=operation.id, error=type(error).__name__)
-        broke = HostError("SPACE itself failed; its log says where.", code="internal")
-        outcome = await _failed(control, sandbox, operation, verb, broke)
-    return await _apply(control, operation, outcome)
+        return HostError("SPACE itself failed; its log says where.", code="internal")
 
 
-async def do_create(control: Control, sandbox: Sandbox, operation: Operation) -> dict[str, Any]:
-    """Boot a machine of the sandbox's own."""
-    return await _repeat(operation, lambda left: control.node.boot(sandbox.id, wanted(sandbox), left))
+async def do_create(control: Control, sandbox: Sandbox, operation: Operation) -> Answer:
+    """Boot a machine of the sandbox's own; meanwhile the gateway is told what may leave it."""
+    async with attachments.meanwhile(attachments.attach(control, sandbox.id)):
+        return await repeat(operation, lambda left: control.node.boot(sandbox.id, _at_boot(sandbox), left))
 
 
-async def do_act(control: Control, sandbox: Sandbox, operation: Operation) -> dict[str, Any]:
+async def do_act(control: Control, sandbox: Sandbox, operation: Operation) -> Answer:
     """Pause, resume, suspend or stop, which the node does in one call."""
     verb: str = operation.request["verb"]
-    return await _repeat(operation, lambda left: control.node.act(sandbox.id, verb, wanted(sandbox), left))
+    asked = {**wanted(sandbox), **_condition(operation)}
+    answer = await repeat(operation, lambda left: control.node.act(sandbox.id, verb, asked, left))
+    if verb in {"suspend", "stop"}:
+        await attachments.detach(control, sandbox.id)
+    return answer
 
 
-async def do_rouse(control: Control, sandbox: Sandbox, operation: Operation) -> dict[str, Any]:
+async def do_rouse(control: Control, sandbox: Sandbox, operation: Operation) -> Answer:
     """Wake or start: by the way that fits what there is of the machine, when the sandbox had failed before."""
     verb: str = operation.request["verb"]
     if operation.request["from"] == State.FAILED:
-        machine = await _repeat(operation, lambda _: control.node.inspect(sandbox.id))
+        machine = await repeat(operation, lambda _: control.node.inspect(sandbox.id))
         way = _WAY_BACK.get(str(machine.get("state")))
         if way is None:
             return await _reboot(control, sandbox, operation)
         verb = way
-    return await _repeat(operation, lambda left: control.node.act(sandbox.id, verb, wanted(sandbox), left))
+    async with attachments.meanwhile(attachments.attach(control, sandbox.id)):
+        return await repeat(operation, lambda left: control.node.act(sandbox.id, verb, wanted(sandbox), left))
 
 
-async def do_delete(control: Control, sandbox: Sandbox, operation: Operation) -> dict[str, Any]:
+async def do_delete(control: Control, sandbox: Sandbox, operation: Operation) -> Answer:
     """Destroy the machine, after the operation that held it has let go or has been made to."""
     predecessor: str | None = operation.request.get("after")
     if predecessor is not None:
         await _wait_until_let_go(control, predecessor)
-    return await _repeat(operation, lambda left: control.node.destroy(sandbox.id, left))
+    condition = _condition(operation)
+    answer = await repeat(operation, lambda left: control.node.destroy(sandbox.id, left, condition))
+    await attachments.detach(control, sandbox.id)
+    return answer
 
 
-_DO: dict[str, Callable[[Control, Sandbox, Operation], Awaitable[dict[str, Any]]]] = {
+async def do_snapshot(control: Control, sandbox: Sandbox, operation: Operation) -> Answer:
+    """Have the node keep a snapshot; the machine is as before."""
+    asked = operation.request
+    return await repeat(
+        operation, lambda left: control.node.snapshot(sandbox.id, asked["snapshot"], asked["kind"], left)
+    )
+
+
+_DO: dict[str, Callable[[Control, Sandbox, Operation], Awaitable[Answer]]] = {
     "create": do_create,
     "pause": do_act,
     "resume": do_act,
@@ -128,6 +146,7 @@ _DO: dict[str, Callable[[Control, Sandbox, Operation], Awaitable[dict[str, Any]]
     "wake": do_rouse,
     "start": do_rouse,
     "delete": do_delete,
+    "snapshot": do_snapshot,
 }
 
 # From a failed sandbox: what to ask of the node for the machine that there is. To resume a running one is harmless.
@@ -146,13 +165,23 @@ def wanted(sandbox: Sandbox) -> dict[str, Any]:
             "memory_mib": resources.memory_mib,
             "disk_mib": resources.disk_mib,
             "pids": resources.pids,
+            "io_weight": resources.io_weight,
         },
+        "volumes": [{"volume": one.volume, "path": one.path} for one in volumes.mounts_of(sandbox)],
         "env": sandbox.env,
         "hostname": sandbox.name or sandbox.id,
     }
 
 
-async def _repeat(operation: Operation, call: Callable[[float], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+def _at_boot(sandbox: Sandbox) -> dict[str, Any]:
+    return wanted(sandbox) if sandbox.snapshot_id is None else {**wanted(sandbox), "snapshot": sandbox.snapshot_id}
+
+
+def _condition(operation: Operation) -> dict[str, Any]:
+    return {name: operation.request[name] for name in ("if_idle_s",) if name in operation.request}
+
+
+async def repeat(operation: Operation, call: Callable[[float], Awaitable[Answer]]) -> Answer:
     """Make a call to the node until it answers; a node that restarts is given the time to come back."""
     ends = time.monotonic() + BUDGET_S[operation.request["verb"]]
     pause_s = RETRY_FIRST_S
@@ -172,11 +201,16 @@ async def _repeat(operation: Operation, call: Callable[[float], Awaitable[dict[s
 _MAY_COME_BACK = {"guest-unresponsive"}
 
 
-async def _reboot(control: Control, sandbox: Sandbox, operation: Operation) -> dict[str, Any]:
+async def _reboot(control: Control, sandbox: Sandbox, operation: Operation) -> Answer:
     """Boot a sandbox whose machine is gone without trace: only one that never ran has lost nothing by that."""
     if sandbox.details.get("ran"):
         raise HostError("The sandbox's disk is gone.", code="disk-lost")
-    return await _repeat(operation, lambda left: control.node.boot(sandbox.id, wanted(sandbox), left))
+    if sandbox.snapshot_id is not None:
+        snapshot_id = sandbox.snapshot_id
+        origin = await control.store.read(lambda connection: snapshots.get(connection, snapshot_id))
+        if origin is None or origin.state != SnapshotState.READY:
+            raise HostError("The snapshot that the sandbox was to begin from is gone. Delete it.", code="disk-lost")
+    return await do_create(control, sandbox, operation)
 
 
 async def undo_create(control: Control, sandbox: Sandbox) -> None:
@@ -186,6 +220,7 @@ async def undo_create(control: Control, sandbox: Sandbox) -> None:
             await control.node.destroy(sandbox.id, UNDO_S)
     except (SpaceError, TimeoutError) as error:
         log.warning("create-not-undone", sandbox=sandbox.id, error=type(error).__name__)
+    await attachments.detach(control, sandbox.id)
 
 
 async def _wait_until_let_go(control: Control, operation_id: str) -> None:
@@ -195,7 +230,7 @@ async def _wait_until_let_go(control: Control, operation_id: str) -> None:
         while True:
             held = await control.store.read(lambda connection: operations.get(connection, operation_id))
             lapsed = held is not None and held.lease_until is not None and held.lease_until < control.now()
-            if held is None or held.state in FINISHED or lapsed:
+            if held is None or held.state in FINISHED or held.request.get("let_go") or lapsed:
                 return
             if time.monotonic() >= ends:
                 await control.leases.interrupt(operation_id)
@@ -203,119 +238,30 @@ async def _wait_until_let_go(control: Control, operation_id: str) -> None:
             await watch.wait(PREDECESSOR_POLL_S)
 
 
-def _succeeded(control: Control, operation: Operation, verb: str, answer: dict[str, Any]) -> Outcome:
-    target = TRANSITIONS[verb].target
-    details: dict[str, Any] = {}
-    driver = answer.get("driver")
-    if isinstance(driver, str):
-        details["driver"] = driver
-    return Outcome(
-        operation=OperationState.SUCCEEDED,
-        state=target,
-        # `ready` is a fact: the guest has answered, and the node says so.
-        ready=target == State.RUNNING and answer.get("ready") is True,
-        timings=_timings(control, operation, answer.get("timings")),
-        values=details,
-    )
+def _also(control: Control, operation: Operation, answer: Answer) -> Callable[[Connection], object] | None:
+    """Return what is to be written down beside the sandbox once the operation has succeeded."""
+    now, verb = control.now(), operation.request["verb"]
+    if verb == "snapshot":
+        return lambda connection: note_kept(connection, operation, answer, now)
+    rows = _inherited(operation, answer.get("commands"), now) if verb in {"create", "start", "wake"} else []
+    return (lambda connection: [commands.add(connection, row) for row in rows]) if rows else None
 
 
-async def _failed(control: Control, sandbox: Sandbox, operation: Operation, verb: str, error: SpaceError) -> Outcome:
-    failure = Failure(str(error.code), error.message, kind_of(error))
-    timings = _timings(control, operation, error.details.get("timings"))
-    log.warning("operation-failed", operation=operation.id, sandbox=sandbox.id, kind=operation.kind, code=failure.code)
-    failed = Outcome(OperationState.FAILED, State.FAILED, error=failure, failure=failure, timings=timings)
-    if verb == "create":
-        await undo_create(control, sandbox)
-    if verb in {"create", "delete"}:
-        return failed
-    try:
-        machine = await control.node.inspect(sandbox.id)
-    except SpaceError:
-        lost = Failure("host-lost", "The host that runs the sandbox's machine does not answer.", _LOST)
-        return replace(failed, failure=lost)
-    state = STATE_OF_MACHINE.get(str(machine.get("state")))
-    if state is None:
-        return replace(failed, failure=cause_of(machine) if machine.get("state") == "exited" else failure)
-    ready = state == State.RUNNING and bool(machine.get("ready", operation.request.get("ready", False)))
-    return replace(failed, state=state, failure=None, ready=ready)
+def note_kept(connection: Connection, operation: Operation, answer: Answer, now: Any) -> None:
+    """Write down that the operation's snapshot is there; one that was deleted meanwhile stays so, and is dropped."""
+    snapshot = snapshots.get(connection, operation.request["snapshot"], lock=True)
+    if snapshot is not None and snapshot.state == SnapshotState.CREATING:
+        taken = answer.get("bytes")
+        values = {"bytes": taken if isinstance(taken, int) and taken >= 0 else snapshot.bytes, "updated_at": now}
+        snapshots.change(connection, snapshot, state=SnapshotState.READY, **values)
 
 
-def cause_of(machine: Mapping[str, Any]) -> Failure:
-    """Say why a machine is no longer there."""
-    cause = machine.get("cause")
-    code = cause if isinstance(cause, str) and cause in _CAUSES else "machine-exited"
-    return Failure(code, _CAUSES[code], _LOST)
-
-
-_LOST = MachineLost.__name__
-
-_CAUSES = {
-    "oom-killed": "The machine was killed because it used more memory than it may.",
-    "disk-full": "The machine ended because its disk, or the host's, was full.",
-    "machine-exited": "The machine ended by itself.",
-    "host-lost": "The host that ran the machine was lost.",
-    "timed-out": "The machine did not answer in time.",
-}
-
-
-async def _apply(control: Control, operation: Operation, outcome: Outcome | None) -> Operation | None:
-    """Write down what became of the operation and its sandbox; without an outcome it had nothing left to do."""
-    now = control.now()
-
-    def record(connection: Connection) -> tuple[Operation | None, Sandbox | None]:
-        # Read again: what is no part of the lifecycle, the deadline above all, may have been changed meanwhile.
-        sandbox = sandboxes.get(connection, operation.sandbox_id, lock=True)
-        if outcome is None or sandbox is None or sandbox.operation_id != operation.id:
-            # Somebody's delete has taken the sandbox over.
-            return operations.finish(connection, operation, OperationState.CANCELLED, now=now), sandbox
-        finished = operations.finish(
-            connection, operation, outcome.operation, now=now, error=outcome.error, timings=outcome.timings
-        )
-        moved = None
-        if finished is not None:
-            moved = transitions.move(connection, sandbox, now, **_row(sandbox, outcome, now))
-        if moved is None:
-            raise _LeaseLostError
-        return finished, moved
-
-    try:
-        finished, moved = await control.store.write(record)
-    except _LeaseLostError:
-        # Another runner carries on; it will find what this one has done.
-        return None
-    control.changes.notify(operation.id, news=(finished, moved))
-    control.changes.notify(operation.project_id)
-    return finished
-
-
-class _LeaseLostError(Exception):
-    """Rolls the transaction back: the operation is another runner's by now."""
-
-
-def _row(sandbox: Sandbox, outcome: Outcome, now: datetime) -> dict[str, Any]:
-    details = dict(sandbox.details)
-    if outcome.state == State.RUNNING:
-        details["ran"] = True
-    details["deleting"] = outcome.state == State.FAILED and sandbox.state == State.DELETING
-    row: dict[str, Any] = {
-        "state": outcome.state,
-        "ready": outcome.ready,
-        "failure": outcome.failure,
-        "deadline_at": transitions.deadline(sandbox, now, outcome.state),
-        "details": details,
-        **(outcome.values or {}),
-    }
-    if outcome.state == State.DELETED:
-        row |= {"env": {}, "details": {}}
-    return row
-
-
-def _timings(control: Control, operation: Operation, of_node: Any) -> dict[str, float]:
-    """Merge the node's phases with the time before the start and the whole."""
-    timings: dict[str, float] = {}
-    if isinstance(of_node, dict):
-        timings = {str(phase): float(value) for phase, value in of_node.items() if isinstance(value, int | float)}
-    started = operation.started_at or operation.created_at
-    timings["queued"] = (started - operation.created_at).total_seconds()
-    timings["total"] = (control.now() - operation.created_at).total_seconds()
-    return timings
+def _inherited(operation: Operation, shown: Any, now: Any) -> list[CommandRow]:
+    """Return rows for the commands that go on in a machine that was restored, as the node shows them."""
+    listed = cast("list[Any]", shown)[:INHERITED_MAX] if isinstance(shown, list) else []
+    described = [cast("Mapping[str, Any]", item) for item in listed if isinstance(item, dict)]
+    return [
+        CommandRow(str(item["id"]), operation.project_id, operation.sandbox_id, dict(item), now)
+        for item in described
+        if is_id("cmd", str(item.get("id")))
+    ]

@@ -1,91 +1,207 @@
 """The client of a node's Unix socket: lifecycle calls, the machine events, and requests passed on as they are."""
 
-import asyncio
 import contextlib
-import json
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
-from yarl import URL
 
-from space import error_wire
-from space.errors import HostError, NotFound, OutcomeUnknown, SpaceError, Unavailable
+from space.control.peers import CONNECT_TIMEOUT_S, JSON, Peer, answer_of, lines_of
+from space.errors import HostError, NotFound, OutcomeUnknown, Unavailable
 
-CONNECT_TIMEOUT_S = 5
 COMMAND_TIMEOUT_S = 30
-ANSWER_BYTES_MAX = 16 * 1024 * 1024
-EVENT_BYTES_MAX = 4 * 1024 * 1024
-READ_BUFFER_BYTES = 512 * 1024
+ATTACH_PROTOCOL = "space.command.v1"
+GC_TIMEOUT_S = 240
+BUILD_TIMEOUT_S = 60
+VOLUME_TIMEOUT_S = 90
+METRICS_TIMEOUT_S = 5
+DRIVERS_TIMEOUT_S = 5
 
 
-class Node:
+class Node(Peer):
     """One node. Every call is bounded; who cannot be reached is ``Unavailable``, a lost answer ``OutcomeUnknown``."""
 
-    def __init__(self, socket: Path) -> None:
-        self._socket = socket
-        self._session: aiohttp.ClientSession | None = None
+    name = "node"
 
-    async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+    def unreachable(self) -> Unavailable:
+        return Unavailable("The node is not reachable.", code="node-unavailable")
+
+    def lost(self) -> OutcomeUnknown:
+        return OutcomeUnknown("The node's answer was lost.")
+
+    def malformed(self, what: str) -> HostError:
+        return HostError(f"The node's answer {what}.", code="node-protocol")
 
     async def boot(self, machine: str, wanted: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        return await self._call("PUT", f"/machines/{machine}", timeout_s, wanted)
+        return await self.call("PUT", f"/machines/{machine}", timeout_s, wanted)
 
     async def act(self, machine: str, verb: str, wanted: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """Pause, resume, suspend, wake, stop or start a machine; returns ``{timings, ready}`` when that is done."""
-        return await self._call("POST", f"/machines/{machine}/{verb}", timeout_s, wanted)
+        return await self.call("POST", f"/machines/{machine}/{verb}", timeout_s, wanted)
 
-    async def destroy(self, machine: str, timeout_s: float) -> dict[str, Any]:
-        return await self._call("DELETE", f"/machines/{machine}", timeout_s)
+    async def destroy(
+        self, machine: str, timeout_s: float, condition: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Leave nothing of a machine. With ``if_idle_s`` in ``condition`` only if it has been idle for so long."""
+        return await self.call("DELETE", f"/machines/{machine}", timeout_s, condition or None)
 
     async def inspect(self, machine: str) -> dict[str, Any]:
         """Return ``{machine, state, cause?, usage?}``; a machine that the node does not know is ``absent``."""
         try:
-            return await self._call("GET", f"/machines/{machine}", 10)
+            return await self.call("GET", f"/machines/{machine}", 10)
         except NotFound:
             return {"machine": machine, "state": "absent"}
 
     async def machines(self) -> list[dict[str, Any]]:
-        return _objects(await self._call("GET", "/machines", 30), "machines")
+        return self._objects(await self.call("GET", "/machines", 30), "machines")
+
+    async def activity(self) -> dict[str, dict[str, Any]]:
+        """Return ``{state, ready, commands, clients, active_at}`` of every machine, by id; from the node's memory."""
+        listed: Any = (await self.call("GET", "/machines/activity", 10)).get("machines")
+        if not isinstance(listed, dict):
+            raise self.malformed("tells of no machine's activity")
+        machines = cast("dict[Any, Any]", listed)
+        return {str(machine): shown for machine, shown in machines.items() if isinstance(shown, dict)}
+
+    async def snapshot(self, machine: str, snapshot: str, kind: str, timeout_s: float) -> dict[str, Any]:
+        """Keep a snapshot of a machine; returns ``{timings, bytes}``. Asked again with the id, it is the same one."""
+        return await self.call("POST", f"/machines/{machine}/snapshots/{snapshot}", timeout_s, {"kind": kind})
+
+    async def drop_snapshot(self, snapshot: str, timeout_s: float) -> None:
+        await self.call("DELETE", f"/snapshots/{snapshot}", timeout_s)
+
+    async def snapshots(self) -> list[dict[str, Any]]:
+        return self._objects(await self.call("GET", "/snapshots", 30), "snapshots")
+
+    async def make_volume(self, volume: str, size_mib: int) -> None:
+        """Make a volume; asked again with the id, it is the same one."""
+        await self.call("PUT", f"/volumes/{volume}", VOLUME_TIMEOUT_S, {"size_mib": size_mib})
+
+    async def drop_volume(self, volume: str) -> None:
+        """Leave nothing of a volume; ``Conflict`` (``volume-in-use``) while a machine mounts it."""
+        await self.call("DELETE", f"/volumes/{volume}", VOLUME_TIMEOUT_S)
+
+    async def volumes(self) -> list[dict[str, Any]]:
+        return self._objects(await self.call("GET", "/volumes", 30), "volumes")
+
+    async def pool(self) -> dict[str, Any]:
+        return await self.call("GET", "/pool", 10)
+
+    async def gc(self, *, dry_run: bool) -> list[dict[str, Any]]:
+        """Have the host look for what belongs to nobody, and remove it unless told not to; returns what it found."""
+        return self._objects(await self.call("POST", "/gc", GC_TIMEOUT_S, {"dry_run": dry_run}), "strays")
 
     async def templates(self) -> list[dict[str, Any]]:
-        return _objects(await self._call("GET", "/templates", 30), "templates")
+        return self._objects(await self.call("GET", "/templates", 30), "templates")
+
+    async def drop_template(self, digest: str, timeout_s: float) -> None:
+        """Leave nothing of a template; ``Conflict`` (``template-in-use``) while something of the host is of it."""
+        await self.call("DELETE", f"/templates/{digest}", timeout_s)
+
+    async def warm(self, digest: str, wanted: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Prepare a template for its next starts; returns ``{timings}`` when that is done."""
+        return await self.call("POST", f"/templates/{digest}/warm", timeout_s, wanted)
+
+    async def start_build(self, build: str, spec: Mapping[str, Any]) -> None:
+        """Tell of a build, which the node carries out by itself. Told again with the id, it is the same one."""
+        await self.call("PUT", f"/builds/{build}", BUILD_TIMEOUT_S, spec)
+
+    async def build(self, build: str) -> dict[str, Any]:
+        """Return ``{state, step, steps, digest?, defaults?, bytes?, base?, lineage?, packages?, error?, timings}``."""
+        return await self.call("GET", f"/builds/{build}", BUILD_TIMEOUT_S)
+
+    async def build_log(self, build: str, start: int, *, follow: bool) -> AsyncGenerator[dict[str, Any]]:
+        """Yield the lines ``{n, at, stream, text}`` of a build's log from number ``start`` on.
+
+        With ``follow`` until the build has ended or the connection does; silence is bounded by who reads.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=None)
+        path = f"/builds/{build}/log?from={start}" + ("&follow=true" if follow else "")
+        async with self.open("GET", path, timeout) as response:
+            if response.status != 200:
+                await answer_of(self, response)
+            async for line in lines_of(self, response.content):
+                yield line
+
+    async def cancel_build(self, build: str) -> None:
+        await self.call("POST", f"/builds/{build}/cancel", BUILD_TIMEOUT_S)
+
+    async def forget_build(self, build: str) -> None:
+        """Leave nothing of a build, its log included; one that goes on is ended first."""
+        await self.call("DELETE", f"/builds/{build}", BUILD_TIMEOUT_S)
+
+    async def upload_bytes(self, upload: str) -> int:
+        """Return how much of an upload has come."""
+        try:
+            came: Any = (await self.call("GET", f"/uploads/{upload}", 10)).get("bytes")
+        except NotFound:
+            return 0
+        if not isinstance(came, int) or came < 0:
+            raise self.malformed("tells of no bytes")
+        return came
+
+    async def drop_upload(self, upload: str) -> None:
+        await self.call("DELETE", f"/uploads/{upload}", BUILD_TIMEOUT_S)
+
+    async def build_cache_gc(self, limits: Mapping[str, Any], *, dry_run: bool) -> list[dict[str, Any]]:
+        """Remove what is old or too much of the kept steps, unless told not to; return what that is."""
+        asked = {**limits, "dry_run": dry_run}
+        return self._objects(await self.call("POST", "/build-cache/gc", GC_TIMEOUT_S, asked), "removed")
 
     async def doctor(self) -> list[dict[str, Any]]:
-        return _objects(await self._call("GET", "/doctor", 60), "checks")
+        return self._objects(await self.call("GET", "/doctor", 60), "checks")
+
+    async def drivers(self) -> dict[str, Any]:
+        """Return ``{default, drivers: [{name, usable, reason}]}``."""
+        return await self.call("GET", "/drivers", DRIVERS_TIMEOUT_S)
+
+    async def metrics(self) -> bytes:
+        """Return the figures of the node and its broker, as Prometheus text."""
+        return await self.text("/metrics", METRICS_TIMEOUT_S)
 
     async def set_token_key(self, pem: bytes) -> None:
-        async with self._open("PUT", "/token-key", 10, data=pem) as response:
-            await _answer(response)
+        async with self.open("PUT", "/token-key", 10, data=pem) as response:
+            await answer_of(self, response)
 
     async def create_command(self, sandbox_id: str, command_id: str, body: bytes) -> dict[str, Any]:
         """Reserve a command under that id and return its description. Asked again with the id, it is the same one."""
-        headers = {**_JSON, "X-Space-Command": command_id}
+        headers = {**JSON, "X-Space-Command": command_id}
         path = f"/v1/sandboxes/{sandbox_id}/commands"
-        async with self._open("POST", path, COMMAND_TIMEOUT_S, data=body, headers=headers) as response:
-            answer = await _answer(response)
+        async with self.open("POST", path, COMMAND_TIMEOUT_S, data=body, headers=headers) as response:
+            answer = await answer_of(self, response)
         shown: Any = answer.get("command", answer)
         if not isinstance(shown, dict):
-            raise HostError("The node's answer describes no command.", code="node-protocol")
+            raise self.malformed("describes no command")
         return cast("dict[str, Any]", shown)
 
     async def command(self, command_id: str) -> dict[str, Any]:
-        return await self._call("GET", f"/v1/commands/{command_id}", COMMAND_TIMEOUT_S)
+        return await self.call("GET", f"/v1/commands/{command_id}", COMMAND_TIMEOUT_S)
 
     async def commands(self, sandbox_id: str) -> list[dict[str, Any]]:
         """Return the sandbox's commands that the node remembers."""
-        return _objects(await self._call("GET", f"/v1/sandboxes/{sandbox_id}/commands", COMMAND_TIMEOUT_S), "items")
+        return self._objects(await self.call("GET", f"/v1/sandboxes/{sandbox_id}/commands", COMMAND_TIMEOUT_S), "items")
+
+    async def running_commands(self, sandbox_id: str) -> list[dict[str, Any]]:
+        """Return the sandbox's commands that run now."""
+        path = f"/v1/sandboxes/{sandbox_id}/commands?state=running"
+        return self._objects(await self.call("GET", path, COMMAND_TIMEOUT_S), "items")
+
+    @contextlib.asynccontextmanager
+    async def attach(
+        self, command_id: str, offsets: Mapping[str, int]
+    ) -> AsyncGenerator[aiohttp.ClientWebSocketResponse]:
+        """Attach to a command from these offsets of its streams; the first attach starts it."""
+        query = "&".join(f"{name}_from={offset}" for name, offset in offsets.items())
+        async with self.socket(f"/v1/commands/{command_id}/attach?{query}", ATTACH_PROTOCOL) as attached:
+            yield attached
 
     async def events(self) -> AsyncGenerator[dict[str, Any]]:
         """Yield what the node reports about its machines until the connection ends."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=None)
-        async with self._open("GET", "/machines/events", timeout) as response:
+        async with self.open("GET", "/machines/events", timeout) as response:
             if response.status != 200:
-                await _answer(response)
-            async for event in _lines(response.content):
+                await answer_of(self, response)
+            async for event in lines_of(self, response.content):
                 yield event
 
     @contextlib.asynccontextmanager
@@ -101,96 +217,11 @@ class Node:
         ``path_and_query`` is sent as it stands: the caller builds the path from parts it has checked.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=None)
-        async with self._open(method, path_and_query, timeout, data=body, headers=headers) as response:
+        async with self.open(method, path_and_query, timeout, data=body, headers=headers) as response:
             yield response
 
-    async def _call(
-        self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        data = None if body is None else json.dumps(body).encode()
-        async with self._open(method, path, timeout_s, data=data, headers=_JSON) as response:
-            return await _answer(response)
-
-    @contextlib.asynccontextmanager
-    async def _open(
-        self,
-        method: str,
-        path: str,
-        timeout: float | aiohttp.ClientTimeout,
-        *,
-        data: Any = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        if not isinstance(timeout, aiohttp.ClientTimeout):
-            timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_TIMEOUT_S)
-        url = URL(f"http://node{path}", encoded=True)
-        try:
-            async with self._connected().request(method, url, data=data, headers=headers, timeout=timeout) as response:
-                yield response
-        except aiohttp.ClientConnectorError as error:
-            raise Unavailable("The node is not reachable.", code="node-unavailable") from error
-        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            raise OutcomeUnknown("The node's answer was lost.") from error
-
-    def _connected(self) -> aiohttp.ClientSession:
-        if self._session is None or self._session.closed:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(str(self._socket), limit=0),
-                auto_decompress=False,
-                read_bufsize=READ_BUFFER_BYTES,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers={"User-Agent", "Content-Type"},
-                raise_for_status=False,
-            )
-        return self._session
-
-
-_JSON = {"Content-Type": "application/json"}
-
-
-async def _answer(response: aiohttp.ClientResponse) -> dict[str, Any]:
-    """Return the object that the node answered, or raise the error that it is."""
-    body = await response.content.read(ANSWER_BYTES_MAX)
-    while not response.content.at_eof() and len(body) < ANSWER_BYTES_MAX:
-        body += await response.content.read(ANSWER_BYTES_MAX - len(body))
-    try:
-        answer = json.loads(body) if body else {}
-    except ValueError as error:
-        raise HostError("The node's answer is not JSON.", code="node-protocol") from error
-    if response.status >= 400:
-        raise _error(response.status, answer)
-    # Lists travel bare or in an object; callers name the one they expect.
-    return cast("dict[str, Any]", answer if isinstance(answer, dict) else {"": answer})
-
-
-def _error(status: int, answer: Any) -> SpaceError:
-    described = answer.get("error") if isinstance(answer, dict) else None
-    return error_wire.parse(described, error_wire.class_of_status(status))
-
-
-def _objects(answer: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    listed: Any = answer.get(name, answer.get(""))
-    if not isinstance(listed, list):
-        raise HostError(f"The node's answer has no list of {name}.", code="node-protocol")
-    return [cast("dict[str, Any]", item) for item in cast("list[Any]", listed) if isinstance(item, dict)]
-
-
-async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[dict[str, Any]]:
-    """Yield the objects of an NDJSON stream; a line that is too long or no object ends it with an error."""
-    pending = bytearray()
-    while chunk := await content.readany():
-        pending += chunk
-        *lines, rest = pending.split(b"\n")
-        pending = bytearray(rest)
-        if len(pending) > EVENT_BYTES_MAX:
-            raise HostError("The node's event is too long.", code="node-protocol")
-        for line in lines:
-            if not line.strip():
-                continue
-            try:
-                event: Any = json.loads(line)
-            except ValueError as error:
-                raise HostError("The node's event is not JSON.", code="node-protocol") from error
-            if isinstance(event, dict):
-                yield cast("dict[str, Any]", event)
-        await asyncio.sleep(0)
+    def _objects(self, answer: dict[str, Any], name: str) -> list[dict[str, Any]]:
+        listed: Any = answer.get(name, answer.get(""))
+        if not isinstance(listed, list):
+            raise self.malformed(f"has no list of {name}")
+        return [cast("dict[str, Any]", item) for item in cast("list[Any]", listed) if isinstance(item, dict)]

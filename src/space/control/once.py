@@ -45,7 +45,18 @@ def first(
     if once is None:
         return None
     record = Record(project_id, once.key, once.fingerprint, subject_id, operation_id, now)
-    earlier = idempotency.claim(connection, record, expired_before=now - KEPT)
+    return _same(idempotency.claim(connection, record, expired_before=now - KEPT), once)
+
+
+def seen(connection: Connection, once: Once | None, project_id: str, now: datetime) -> Record | None:
+    """Return the earlier request's record if there was one, and claim nothing: for who has to look further first."""
+    if once is None:
+        return None
+    earlier = idempotency.get(connection, project_id, once.key)
+    return None if earlier is None or earlier.created_at < now - KEPT else _same(earlier, once)
+
+
+def _same(earlier: Record | None, once: Once) -> Record | None:
     if earlier is not None and earlier.fingerprint != once.fingerprint:
         raise Conflict(
             "This Idempotency-Key was used for another request. Use a new key for a new request.",

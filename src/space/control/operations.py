@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Collection
 from typing import Any
 
+from space import tracing
 from space.control.control import Control
-from space.errors import NotFound
+from space.error_wire import class_of_kind
+from space.errors import Conflict, HostError, NotFound, SpaceError
 from space.model.ids import is_id, new_id
 from space.model.operation import FINISHED, Operation, OperationState
 from space.model.sandbox import Sandbox
@@ -24,7 +26,8 @@ def new_operation(control: Control, sandbox: Sandbox, kind: str, request: dict[s
         kind=kind,
         state=OperationState.PENDING,
         created_at=control.now(),
-        request=request,
+        # Whose request it was, for the log and the trace of carrying it out.
+        request={**request, "origin": tracing.carried()},
     )
 
 
@@ -73,3 +76,13 @@ async def wait_both(
             await watch.wait(left)
             if watch.news is not None and watch.news[0] is not None:
                 return watch.news
+
+
+def error_of(operation: Operation) -> SpaceError:
+    """Return the error that an operation ended with, for a caller who waited for it."""
+    ids = {"sandbox_id": operation.sandbox_id, "operation_id": operation.id}
+    failure = operation.error
+    if failure is None:
+        return Conflict("The operation was cancelled: the sandbox was deleted meanwhile.", code="cancelled", **ids)
+    cls = class_of_kind(failure.kind) or HostError
+    return cls(failure.message, code=failure.code, **{**failure.details, **ids})

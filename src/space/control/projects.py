@@ -1,17 +1,17 @@
 """Projects and their API keys."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
-from space.control import once
+from space.control import once, quotas
 from space.control.control import Control
 from space.control.keys import new_key
 from space.control.once import Once
 from space.errors import Conflict, NotFound
 from space.model.ids import is_id, new_id
-from space.model.project import Key, Project, Role
+from space.model.project import Key, Project, Role, Used
 from space.store import keys, projects
 from space.store.paging import Position
 
@@ -32,7 +32,7 @@ async def request_project(
 ) -> tuple[Project, ShownKey]:
     """Make a project and its first key, a member's. Raises ``Conflict`` when the name is taken."""
     now = control.now()
-    project = Project(new_id("prj"), name, now)
+    project = Project(new_id("prj"), name, now, quotas.of_project(control.settings))
     key, secret = new_key(project.id, "first", Role.MEMBER, now)
 
     def record(connection: Connection) -> tuple[Project, ShownKey]:
@@ -52,11 +52,40 @@ async def request_project(
     return await control.store.write(record)
 
 
-async def get_project(control: Control, project_id: str) -> Project:
-    found = await control.store.read(lambda connection: projects.get(connection, project_id))
-    if found is None:
-        raise NotFound
-    return found
+async def get_project(control: Control, project_id: str) -> tuple[Project, Used]:
+    """Return a project and what it takes now, or raise ``NotFound``."""
+
+    def look(connection: Connection) -> tuple[Project, Used]:
+        found = projects.get(connection, project_id) if is_id("prj", project_id) else None
+        if found is None:
+            raise NotFound("There is no such project.")
+        return found, projects.used(connection, project_id)
+
+    return await control.store.read(look)
+
+
+async def page_projects(control: Control, *, after: Position | None, limit: int) -> list[tuple[Project, Used]]:
+    """Return all projects, newest first, each with what it takes now."""
+
+    def look(connection: Connection) -> list[tuple[Project, Used]]:
+        found = projects.page(connection, after=after, limit=limit)
+        return [(project, projects.used(connection, project.id)) for project in found]
+
+    return await control.store.read(look)
+
+
+async def change_quota(control: Control, project_id: str, changes: Mapping[str, float | None]) -> tuple[Project, Used]:
+    """Change the named limits; None takes one away. One below what is used stops what comes, and ends nothing."""
+
+    def record(connection: Connection) -> tuple[Project, Used]:
+        found = projects.get(connection, project_id) if is_id("prj", project_id) else None
+        if found is None:
+            raise NotFound("There is no such project.")
+        changed = replace(projects.lock(connection, project_id), **changes)
+        projects.change_quota(connection, project_id, changed)
+        return replace(found, quota=changed), projects.used(connection, project_id)
+
+    return await control.store.write(record)
 
 
 async def request_key(
@@ -104,7 +133,7 @@ async def bootstrap(control: Control, keep: Callable[[str], None]) -> str | None
     is lost. Its errors undo everything.
     """
     now = control.now()
-    project = Project(new_id("prj"), DEFAULT_PROJECT, now)
+    project = Project(new_id("prj"), DEFAULT_PROJECT, now, quotas.of_project(control.settings))
     key, secret = new_key(project.id, BOOTSTRAP_KEY, Role.ADMIN, now)
 
     def record(connection: Connection) -> str | None:

@@ -7,14 +7,39 @@ from datetime import timedelta
 import structlog
 from sqlalchemy import Connection
 
-from space.control import sandboxes as requests
-from space.control import templates, watcher
+from space.control import (
+    attachments,
+    dropping,
+    idle,
+    oauth,
+    templates,
+    unnamed,
+    uploads,
+    usage,
+    verbs,
+    volumes,
+    watcher,
+)
+from space.control import snapshots as snapshot_requests
+from space.control.catalog import MOVES_KEPT
 from space.control.control import Control
 from space.control.once import KEPT
-from space.control.usage import SAMPLE_S
+from space.control.verbs import Due
 from space.errors import SpaceError
 from space.model.sandbox import Sandbox, State
-from space.store import commands, events, idempotency, operations, sandboxes
+from space.store import (
+    commands,
+    drops,
+    events,
+    grants,
+    idempotency,
+    operations,
+    releases,
+    sandboxes,
+    snapshots,
+    tags,
+    webhooks,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -22,15 +47,27 @@ DEADLINES_EVERY_S = 0.5
 COMPARE_EVERY_S = 60.0
 SWEEP_EVERY_S = 300.0
 TEMPLATES_EVERY_S = 30.0
+BUILDS_EVERY_S = 15.0
 KEYS_EVERY_S = 30.0
+TOKENS_EVERY_S = 2.0
 DELETE_AGAIN_EVERY_S = 60.0
 RECONNECT_S = 0.5
-DUE_AT_ONCE = 50
+IDLE_EVERY_S = 0.5
+UNSETTLED_EVERY_S = 0.5
+DROP_EVERY_S = 5.0
+DUE_AT_ONCE = 500
+DUE_AGAIN = timedelta(seconds=30)
+"""How long a sandbox whose deadline was acted on in vain (it can not be suspended now) is left alone."""
 TOMBSTONES_KEPT = timedelta(hours=24)
+UNBORN_KEPT = timedelta(hours=1)
+"""How long a sandbox that failed before it had a machine can be looked at, and started."""
 EVENTS_KEPT = timedelta(hours=24)
+DROPS_KEPT = timedelta(hours=1)
 # Of a sandbox that lives: what has ended is told for so long, and no more of it than so much.
 ENDED_KEPT = timedelta(hours=24)
 ENDED_MAX = 10_000
+DELIVERIES_KEPT = timedelta(days=7)
+DELIVERIES_MAX = 100
 
 
 class Reaper:
@@ -44,12 +81,22 @@ class Reaper:
         async with asyncio.TaskGroup() as group:
             for step, every_s in (
                 (lambda: end_due(control), DEADLINES_EVERY_S),
+                (lambda: idle.end_idle(control), IDLE_EVERY_S),
                 (lambda: watcher.follow(control), RECONNECT_S),
+                (lambda: attachments.follow(control), RECONNECT_S),
+                (lambda: oauth.refresh_due(control), TOKENS_EVERY_S),
+                (lambda: watcher.check_unsettled(control), UNSETTLED_EVERY_S),
                 (lambda: watcher.compare(control), COMPARE_EVERY_S),
+                (lambda: snapshot_requests.drop_unwanted(control), DROP_EVERY_S),
+                (lambda: volumes.drop_unwanted(control), DROP_EVERY_S),
                 (lambda: templates.synchronise(control), TEMPLATES_EVERY_S),
-                (lambda: sample_usage(control), SAMPLE_S),
+                (lambda: dropping.drop_unneeded(control), TEMPLATES_EVERY_S),
+                (lambda: dropping.forget_builds(control), BUILDS_EVERY_S),
+                (lambda: uploads.drop_unwanted(control), BUILDS_EVERY_S),
+                (lambda: sample_usage(control), usage.SAMPLE_S),
                 (control.keyring.note_used, KEYS_EVERY_S),
                 (lambda: delete_again(control), DELETE_AGAIN_EVERY_S),
+                (lambda: forget_unborn(control), DELETE_AGAIN_EVERY_S),
                 (lambda: sweep(control), SWEEP_EVERY_S),
                 (lambda: sweep_commands(control), SWEEP_EVERY_S),
             ):
@@ -61,11 +108,16 @@ async def end_due(control: Control) -> None:
 
     A deadline renewed before the request is recorded wins; one that comes after it is refused.
     """
-    now = control.now()
+    now, tried = control.now(), control.deadlines_tried
+    for key in [key for key, at in tried.items() if at <= now - DUE_AGAIN]:
+        del tried[key]
     for sandbox in await control.store.read(lambda connection: sandboxes.due(connection, now, DUE_AT_ONCE)):
         verb = "delete" if sandbox.state == State.FAILED else sandbox.on_timeout
+        if (sandbox.id, sandbox.deadline_at, verb) in tried:
+            continue
         try:
-            await requests.request(control, sandbox.project_id, sandbox.id, verb, due=sandbox)
+            await verbs.request(control, sandbox.project_id, sandbox.id, verb, due=Due(sandbox))
+            tried[sandbox.id, sandbox.deadline_at, verb] = now
         except SpaceError as error:
             log.info("deadline-not-met", sandbox=sandbox.id, code=error.code)
 
@@ -74,9 +126,19 @@ async def delete_again(control: Control) -> None:
     """Take up deletions that failed: a delete that was accepted always ends in full clean-up."""
     for sandbox in await unfinished_deletions(control):
         try:
-            await requests.request(control, sandbox.project_id, sandbox.id, "delete")
+            await verbs.request(control, sandbox.project_id, sandbox.id, "delete")
         except SpaceError as error:
             log.warning("not-deleted-again", sandbox=sandbox.id, code=error.code)
+
+
+async def forget_unborn(control: Control) -> None:
+    """Delete sandboxes that failed to come up a while ago: they are of no more use, and nobody may have looked."""
+    before = control.now() - UNBORN_KEPT
+    for sandbox in await control.store.read(lambda connection: sandboxes.never_ran(connection, before, DUE_AT_ONCE)):
+        try:
+            await verbs.request(control, sandbox.project_id, sandbox.id, "delete")
+        except SpaceError as error:
+            log.warning("unborn-not-deleted", sandbox=sandbox.id, code=error.code)
 
 
 async def unfinished_deletions(control: Control) -> list[Sandbox]:
@@ -85,7 +147,7 @@ async def unfinished_deletions(control: Control) -> list[Sandbox]:
 
 
 async def sample_usage(control: Control) -> None:
-    watcher.note_usage(control, {str(m.get("machine")): m for m in await control.node.machines()})
+    await usage.note(control, {str(m.get("machine")): m for m in await control.node.machines()})
 
 
 async def sweep(control: Control) -> None:
@@ -96,7 +158,15 @@ async def sweep(control: Control) -> None:
         idempotency.sweep(connection, now - KEPT)
         events.sweep(connection, now - EVENTS_KEPT)
         sandboxes.sweep(connection, now - TOMBSTONES_KEPT)
+        snapshots.sweep(connection, now - TOMBSTONES_KEPT)
+        grants.sweep(connection, now - TOMBSTONES_KEPT)
+        unnamed.sweep(connection, control)
+        releases.sweep(connection, now - TOMBSTONES_KEPT)
+        tags.sweep(connection, MOVES_KEPT)
+        drops.sweep(connection, now - DROPS_KEPT)
         operations.sweep(connection, now - ENDED_KEPT, ENDED_MAX)
+        webhooks.sweep(connection, now - DELIVERIES_KEPT, DELIVERIES_MAX)
+        usage.sweep(connection, now)
 
     await control.store.write(record)
 
@@ -113,7 +183,7 @@ async def sweep_commands(control: Control) -> None:
         )
 
 
-async def _forever(step: Callable[[], Awaitable[None]], every_s: float) -> None:
+async def _forever(step: Callable[[], Awaitable[object]], every_s: float) -> None:
     while True:
         try:
             await step()

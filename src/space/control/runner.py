@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from space import tracing
+from space.control import forks, lifecycle
 from space.control.control import Control
 from space.control.leases import RENEW_S, is_dead
-from space.control.lifecycle import carry_out
 from space.errors import SpaceError
 from space.model.operation import Operation
 from space.model.sandbox import Sandbox
@@ -76,10 +77,18 @@ class Runner:
 
     async def _carry_out(self, operation: Operation, sandbox: Sandbox | None) -> None:
         leases = self._leases
+        begin_work(operation)
         try:
-            ended = await carry_out(self._control, operation, sandbox)
+            with tracing.Span(
+                f"operation {operation.kind}", attributes={"space.verb": str(operation.request["verb"])}
+            ) as span:
+                carry_out = forks.carry_out if operation.kind == "fork" else lifecycle.carry_out
+                ended = await carry_out(self._control, operation, sandbox)
+                if ended is not None and ended.error is not None:
+                    span.fail(ended.error.code)
             if ended is not None:
                 self._finished(ended)
+                log.info("operation", kind=ended.kind, state=str(ended.state), seconds=ended.timings.get("total"))
         except SpaceError as error:
             # The store cannot be reached: the lease lapses and the operation is taken up again.
             log.warning("operation-left", operation=operation.id, code=error.code)
@@ -125,3 +134,14 @@ class Runner:
                 )
         except (SpaceError, TimeoutError):
             log.warning("leases-not-released")
+
+
+def begin_work(operation: Operation) -> None:
+    """Let what follows in this task carry the operation, and the request that has asked for it, if a request has."""
+    origin = operation.request.get("origin", {})
+    tracing.begin(
+        trace=tracing.parse(origin.get("trace")),
+        request_id=origin.get("request_id"),
+        operation=operation.id,
+        sandbox=operation.sandbox_id,
+    )

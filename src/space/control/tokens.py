@@ -1,7 +1,5 @@
-"""Signing of data-plane tokens: short-lived, each good for one sandbox or one command. The node verifies them."""
+"""Signing of data-plane tokens, each good for one sandbox, or one command or port of it. The node verifies them."""
 
-import os
-import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,6 +14,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from space.control.keyfile import kept
 from space.errors import HostError
 
 SANDBOX_TOKEN_S = 3600
@@ -46,7 +45,11 @@ class Signer:
     def for_command(self, sandbox_id: str, command_id: str, now: datetime) -> Token:
         return self._sign({"sub": sandbox_id, "cmd": command_id, "scope": "command"}, now, COMMAND_TOKEN_S)
 
-    def _sign(self, claims: dict[str, str], now: datetime, lifetime_s: int) -> Token:
+    def for_port(self, sandbox_id: str, port: int, key: str, now: datetime, lifetime_s: int) -> Token:
+        """Return a token for one port, as long as that is exposed under ``key``."""
+        return self._sign({"sub": sandbox_id, "scope": "port", "port": port, "key": key}, now, lifetime_s)
+
+    def _sign(self, claims: dict[str, str | int], now: datetime, lifetime_s: int) -> Token:
         expires_at = now.replace(microsecond=0) + timedelta(seconds=lifetime_s)
         text = jwt.encode({**claims, "exp": int(expires_at.timestamp())}, self._key, algorithm="EdDSA")
         return Token(text, expires_at)
@@ -54,10 +57,7 @@ class Signer:
 
 def load_signer(path: Path) -> Signer:
     """Load the key from ``path``, or make one there (mode 0600) when the file is absent."""
-    try:
-        pem = path.read_bytes()
-    except FileNotFoundError:
-        pem = _create(path)
+    pem = kept(path, _new_pem)
     try:
         key = load_pem_private_key(pem, password=None)
     except ValueError as error:
@@ -67,19 +67,5 @@ def load_signer(path: Path) -> Signer:
     return Signer(key)
 
 
-def _create(path: Path) -> bytes:
-    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(pem)
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        # A link, not a rename: of two processes that start at once, the first one's key stays.
-        path.hardlink_to(draft)
-    except FileExistsError:
-        return path.read_bytes()
-    finally:
-        draft.unlink()
-    return pem
+def _new_pem() -> bytes:
+    return Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

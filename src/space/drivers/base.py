@@ -28,6 +28,8 @@ class Need(StrEnum):
 
     DISK = "disk"
     """A writable root filesystem as a directory: `Machine.root`."""
+    BLOCKS = "blocks"
+    """A writable root filesystem as images of block devices: `Machine.blocks`."""
     LINK = "link"
     """A network namespace that holds one configured interface: `Machine.netns`."""
     CGROUP = "cgroup"
@@ -43,8 +45,33 @@ class Capabilities:
     needs: frozenset[Need]
     checkpoint: bool
     """Memory and processes can be written to files and restored from them."""
-    isolates: bool
-    """Whether the boundary holds against a hostile guest. False only for the fake."""
+    stands_after_checkpoint: bool = False
+    """A checkpoint leaves a machine paused until `resume`: its own kernel writes its disks, which must not change
+    before they are kept with the memory. Only the driver pauses and resumes such machines.
+    """
+    volumes: bool = False
+    """Directories of the host can be mounted in its machines, shared with others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The disks of a machine that has a kernel of its own, which lays one over the other. `drivers.vm.images` makes
+    them.
+    """
+
+    template: Path
+    """An erofs image that many machines share and none writes."""
+    layer: Path
+    """An ext4 image that is this machine's alone: what it has written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A directory of the host that machines write together, and where it is in this one."""
+
+    source: Path
+    path: str
+    """Absolute and plain, and none of those that the machine mounts itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +85,9 @@ class Machine:
     netns: Path | None = None
     cgroups: tuple[Path, ...] = ()
     """``cgroup.procs`` files; a process writes ``0`` to each to join."""
+    blocks: Blocks | None = None
+    shared: tuple[Shared, ...] = ()
+    """Only where `Capabilities.volumes`. A machine that is restored has them at the places that its image had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +109,16 @@ class HostLimits:
     cpus: float
     memory_mib: int
     pids: int
+    io_weight: int = 100
+    """1 to 1000: the machine's part of a busy disk, as against the others'."""
 
 
 class MachineState(StrEnum):
     ABSENT = "absent"
     RUNNING = "running"
     PAUSED = "paused"
+    STALLED = "stalled"
+    """It stands still since the host has no room for what it writes to its disk; `resume` lets it try once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +151,12 @@ class Driver(Protocol):
         ...
 
     async def restore(self, machine: Machine, channel: Channel, image: Path) -> Process:
-        """Bring a prepared machine back, running, from a directory that `checkpoint` filled."""
+        """Bring a prepared machine back, running, from a directory that `checkpoint` filled.
+
+        Its id, root, namespace and resources may be others than those of the machine that the image was made of, and
+        several machines may be restored from one image, also at the same time. Connections that led out of the machine
+        are dead in it; those within it live on.
+        """
         ...
 
     async def pause(self, machine_id: str) -> None:
@@ -129,10 +168,12 @@ class Driver(Protocol):
         ...
 
     async def checkpoint(self, machine_id: str, image: Path) -> None:
-        """Write memory and processes of a *paused* machine into the empty directory `image`.
+        """Write memory and processes of a *running* machine into the empty directory `image`.
 
-        The machine stays paused either way. Raise `HostFull` when the directory's filesystem has no room. The files
-        need not be synced; the caller does that.
+        The machine stands still while that lasts and goes on afterwards, also when it fails, and when the caller dies;
+        where `Capabilities.stands_after_checkpoint`, it goes on if it fails, and else stays paused until `resume`.
+        Connections that lead out of it may be ended by this. Raise `HostFull` when the directory's filesystem has no
+        room. The files need not be synced; the caller does that.
         """
         ...
 

@@ -59,6 +59,24 @@ def is_alive(process: Process) -> bool:
     return identify(process.pid) == process
 
 
+def send_kill(process: Process) -> None:
+    """SIGKILL exactly this process, and do not wait."""
+    send(process, signal.SIGKILL)
+
+
+def send(process: Process, number: signal.Signals) -> None:
+    """Send a signal to exactly this process, if it lives."""
+    pidfd = open_process(process)
+    if pidfd is None:
+        return
+    try:
+        with suppress(ProcessLookupError):
+            # SAFETY: the pidfd was matched against the recorded start time, so no other process can be hit.
+            signal.pidfd_send_signal(pidfd, number)
+    finally:
+        os.close(pidfd)
+
+
 async def kill(process: Process, timeout_s: float) -> bool:
     """SIGKILL exactly this process and wait for its end. Return False when it has not ended in time."""
     pidfd = open_process(process)

@@ -26,6 +26,7 @@ from space.errors import HostError
 OUTPUT_BYTES_MAX = 1 << 20
 COMPLAINT_BYTES_MAX = 2048
 KILLED_S = 10.0
+VERSION_S = 30.0
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 
 log = structlog.get_logger()
@@ -123,6 +124,30 @@ async def check(argv: Sequence[str], *, timeout_s: float, stdin: bytes | int = s
         log.warning("program-failed", argv=list(argv), status=finished.status, complaint=finished.complaint)
         raise HostError(f"{Path(argv[0]).name} failed with status {finished.status}.", code="program-failed")
     return finished.output
+
+
+class Version:
+    """What a program says that it is; asked anew once another has taken its place, as an upgrade of the host does."""
+
+    def __init__(self, program: Path) -> None:
+        self._program = program
+        self._said = ""
+        self._of: tuple[int, int, int] | None = None
+
+    async def get(self) -> str:
+        """Return the first line of ``--version``. Raise `HostError` when there is none."""
+        file = None
+        with suppress(OSError):
+            found = self._program.stat()
+            file = (found.st_ino, found.st_mtime_ns, found.st_size)
+        if file and file == self._of:
+            return self._said
+        # SAFETY: the operator's or the system's own program, which says what it is and ends.
+        output = await check([str(self._program), "--version"], timeout_s=VERSION_S)
+        if not output.strip():
+            raise HostError(f"{self._program.name} does not say of which version it is.", code="program-failed")
+        self._said, self._of = output.decode(errors="replace").strip().splitlines()[0], file
+        return self._said
 
 
 def _settle(done: "asyncio.Future[Finished]", result: Finished | Exception) -> None:

@@ -1,4 +1,4 @@
-"""The agent: the guest's end of the channel on two descriptors, and the start of it all.
+"""The agent: the guest's end of the channel, and the start of it all.
 
 It never ends by itself: whatever arrives is answered or skipped, an exception in one operation becomes the answer
 ``internal``, and when the channel's other end goes away it waits for it to come back.
@@ -12,17 +12,19 @@ import signal
 import sys
 import time
 
-from space.guest.groups import Groups
-from space.guest.loop import READ, WRITE, Loop
+from space.guest.cgroups import Groups
+from space.guest.loop import Loop
 from space.guest.processes import Processes
 from space.guest.requests import Requests
 from space.guest.spawning import spare_from_memory_killer
 from space.guest.system import call, keep_freed_memory
+from space.guest.wires import open_wire
 from space.protocol.events import Ended, Greeted, Received, Requested, WasReset, Writable
 from space.protocol.guest import GuestChannel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from space.guest.wires import Listener, Pipes
     from space.protocol.events import Event
 
 _READ_BYTES = 1024 * 1024
@@ -33,7 +35,9 @@ _CHANNEL_FD_MIN = 10
 
 
 def main() -> None:
-    """Take the channel away from descriptors 0 to 2, so that nothing else can read or write it, and serve."""
+    """Take the channel away from descriptors 0 to 2, so that nothing else can read or write it, and serve. With
+    ``--channel`` it is elsewhere (see ``open_wire``), and the descriptors are nothing.
+    """
     source = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, _CHANNEL_FD_MIN)
     sink = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, _CHANNEL_FD_MIN)
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -45,8 +49,10 @@ def main() -> None:
     _protect()
     keep_freed_memory()
     options = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
-    agent = Agent(source, sink, Groups(options.get("--cgroups")))
+    agent = Agent(open_wire(options.get("--channel"), source, sink), Groups(options.get("--cgroups")))
     agent.sudo_path = options.get("--sudo")
+    agent.hooks_from(options.get("--hooks"))
+    agent.memory_from(options.get("--meminfo"))
     signal.set_wakeup_fd(agent.wake_fd, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -67,11 +73,10 @@ def _protect() -> None:
 
 
 class Agent:
-    """Everything of one guest. ``run`` serves the channel on two descriptors until ``stop``."""
+    """Everything of one guest. ``run`` serves the channel on a wire until ``stop``."""
 
-    def __init__(self, source_fd: int, sink_fd: int, groups: Groups) -> None:
-        self._source = source_fd
-        self._sink = sink_fd
+    def __init__(self, wire: Pipes | Listener, groups: Groups) -> None:
+        self._wire = wire
         self._channel = GuestChannel()
         self._loop = Loop(self._on_error)
         self._processes = Processes(self._channel, self._loop, groups)
@@ -85,19 +90,26 @@ class Agent:
         """Where to listen for callers of ``sudo``; None: at the usual place, if the kernel has to be helped out."""
         self._sudo_begun = False
         self.last_error = ""
-        for fd in (source_fd, sink_fd):
-            os.set_blocking(fd, False)
 
     @property
     def wake_fd(self) -> int:
         """Where the signal handler writes, so that ended children are noticed."""
         return self._loop.wake_fd
 
+    def memory_from(self, path: str | None) -> None:
+        """Read elsewhere than in ``/proc/meminfo`` how much memory is left, for tests."""
+        if path is not None:
+            self._processes.guard.meminfo = path
+
+    def hooks_from(self, directory: str | None) -> None:
+        """Run the sandbox's hooks from that directory; None: from the usual place, if this is a sandbox at all."""
+        self._requests.hooks_directory = directory
+
     def run(self) -> None:
         """Serve. Returns only after ``stop``."""
         self._loop.on_wake = self._processes.reap
         self._loop.before_wait = self._flush
-        self._loop.watch(self._source, READ, self._on_readable)
+        self._wire.begin(self._loop, self._on_readable)
         self._loop.run()
 
     def stop(self) -> None:
@@ -109,10 +121,10 @@ class Agent:
         for _ in range(_READS_MAX):
             if self._channel.congested:
                 self._source_paused = True
-                self._loop.watch(self._source, 0, self._on_readable)
+                self._wire.heed(reading=False)
                 return
             try:
-                data = os.read(self._source, _READ_BYTES)
+                data = self._wire.read(_READ_BYTES)
             except BlockingIOError:
                 return
             except OSError:
@@ -129,10 +141,8 @@ class Agent:
 
     def _wait_for_host(self) -> None:
         """Nobody has the other end open: look again later, and later still, but never give up."""
-        self._loop.watch(self._source, 0, self._on_readable)
-        self._loop.call_at(
-            time.monotonic() + self._reopen_s, lambda: self._loop.watch(self._source, READ, self._on_readable)
-        )
+        self._wire.heed(reading=False)
+        self._loop.call_at(time.monotonic() + self._reopen_s, lambda: self._wire.heed(reading=True))
         self._reopen_s = min(2 * self._reopen_s, _REOPEN_S_MAX)
 
     def _flush(self) -> None:
@@ -140,17 +150,18 @@ class Agent:
         blocked = False
         try:
             while buffers := channel.outgoing():
-                channel.written(os.writev(self._sink, buffers))
+                channel.written(self._wire.write(buffers))
+            self._wire.write([])
         except BlockingIOError:
             blocked = True
         except OSError:
             self._retry_later()  # Nobody has the other end open.
         if blocked != self._sink_watched:
             self._sink_watched = blocked
-            self._loop.watch(self._sink, WRITE if blocked else 0, lambda _events: None)
+            self._wire.wait_to_write(waiting=blocked)
         if self._source_paused and not channel.congested:
             self._source_paused = False
-            self._loop.watch(self._source, READ, self._on_readable)
+            self._wire.heed(reading=True)
 
     def _retry_later(self) -> None:
         def flush_again() -> None:
@@ -165,8 +176,9 @@ class Agent:
             self._requests.carry_out(event.number, event.op, event.fields)
         elif isinstance(event, Greeted):
             records = [command.record(self._channel) for command in self._processes.commands.values()]
-            self._channel.welcome(self._boot_id, os.getpid(), records)
+            self._channel.welcome(self._boot_id, os.getpid(), records, standing=self._requests.standing)
             self._processes.report_exits()
+            self._requests.greeted()
             if not self._sudo_begun:
                 self._sudo_begun = True
                 # In the round after this one: the welcome is on its way then, and nothing can have been started yet.

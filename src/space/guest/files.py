@@ -9,6 +9,8 @@ import json
 import os
 import stat
 
+from space.guest import attributes
+from space.guest.ownership import full_path, make_directories, more_of, own, owns
 from space.guest.system import AT_FDCWD, RENAME_NOREPLACE, Refused, refused, syscall
 from space.guest.users import names
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from space.guest.system import Identity
     from space.guest.transfers import Inlet, Outlet, Task
     from space.protocol.messages import FileInfo
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 256 * 1024
 _LINES_BYTES = 64 * 1024
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _TYPES = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "directory",
@@ -36,8 +40,16 @@ _TYPES = {
 
 
 def path_of(task: Task, field: str = "path") -> str:
-    """Return a path of the request, absolute: what is relative starts where the user's commands start."""
-    return os.path.join(task.base, task.fields[field])
+    """Return a path of the request, absolute: what is relative starts where the user's commands start.
+
+    With an owner it starts in the owner's home, as ``~`` does, and dots are taken out as they are written.
+    """
+    path: str = task.fields[field]
+    if task.owner is None:
+        return os.path.join(task.base, path)
+    if path == "~" or path.startswith("~/"):
+        path = task.base + path[1:]
+    return "/" + os.path.normpath(os.path.join(task.base, path)).lstrip("/")
 
 
 def outlet_of(task: Task) -> Outlet:
@@ -80,9 +92,12 @@ def file_write(task: Task) -> dict[str, Any]:
     """
     fields, inlet = task.fields, inlet_of(task)
     path = path_of(task)
-    fd, created = _open_for_writing(path, exclusive=fields["exclusive"])
+    fd, created = _open_for_writing(path, task.owner, exclusive=fields["exclusive"])
     size = 0
     try:
+        if created or not owns(task.owner, fd):
+            own(task.owner, fd)
+        kept = attributes.replace(fd, fields["namespace"], fields["metadata"], created=created)
         if fields["mode"] is not None:
             os.fchmod(fd, fields["mode"])
         while chunk := inlet.next_chunk():
@@ -93,19 +108,22 @@ def file_write(task: Task) -> dict[str, Any]:
             inlet.done(len(chunk))
         if fields["size"] is not None and size != fields["size"]:
             raise Refused("size-mismatch", f"{fields['size']} bytes were announced, {size} arrived")
+        if not kept:
+            attributes.record(fd, fields["namespace"], fields["metadata"])
     except BaseException:
         if created:
             _discard(path)
         raise
     finally:
         os.close(fd)
-    return {"size": size, "created": created}
+    return {"size": size, "created": created, **full_path(task, path)}
 
 
 def file_stat(task: Task) -> dict[str, Any]:
     """Describe a file, or the link itself where ``follow`` is false."""
     path = path_of(task)
-    return {**describe(path, os.stat(path, follow_symlinks=task.fields["follow"]))}
+    info = describe(path, os.stat(path, follow_symlinks=task.fields["follow"]))
+    return {**info, **full_path(task, path), **more_of(task, path, info)}
 
 
 def list_dir(task: Task) -> None:
@@ -114,7 +132,7 @@ def list_dir(task: Task) -> None:
     os.scandir(top).close()  # Whether it can be listed at all is part of the reply.
     task.answer({})
     lines = bytearray()
-    for line in _lines(top, task.fields["depth"]):
+    for line in _lines(task, top):
         lines += line
         if len(lines) >= _LINES_BYTES:
             outlet.write(bytes(lines))
@@ -127,22 +145,27 @@ def list_dir(task: Task) -> None:
 def make_dir(task: Task) -> dict[str, Any]:
     """Make a directory; one that is there already is no error."""
     path, mode = path_of(task), task.fields["mode"]
+    told = full_path(task, path)
     try:
         if task.fields["parents"]:
-            os.makedirs(os.path.dirname(path.rstrip("/")) or "/", exist_ok=True)
+            make_directories(os.path.dirname(path.rstrip("/")) or "/", task.owner)
         os.mkdir(path)
     except FileExistsError:
         if not os.path.isdir(path):
             raise
-        return {"created": False}
+        return {"created": False, **told}
+    own(task.owner, path)
     if mode is not None:
         os.chmod(path, mode)
-    return {"created": True}
+    return {"created": True, **told}
 
 
 def move(task: Task) -> None:
     """Rename, over an existing file where ``overwrite``; between file systems by copying."""
     source, target = path_of(task, "source"), path_of(task, "target")
+    if task.fields["parents"]:
+        os.lstat(source)
+        make_directories(os.path.dirname(target) or "/", task.owner)
     try:
         if task.fields["overwrite"]:
             os.rename(source, target)
@@ -202,8 +225,8 @@ def describe(path: str, status: os.stat_result, who: Names | None = None) -> Fil
     }
 
 
-def _lines(top: str, depth: int) -> Iterator[bytes]:
-    who = names()
+def _lines(task: Task, top: str) -> Iterator[bytes]:
+    who, depth = names(), task.fields["depth"]
     waiting = [(top, "", 1)]
     while waiting:
         directory, prefix, level = waiting.pop()
@@ -213,7 +236,8 @@ def _lines(top: str, depth: int) -> Iterator[bytes]:
                     info = _describe_entry(entry, who)
                     if info is None:
                         continue
-                    yield json.dumps({"path": prefix + entry.name, **info}).encode() + b"\n"
+                    more = more_of(task, entry.path, info)
+                    yield json.dumps({"path": prefix + entry.name, **info, **more}).encode() + b"\n"
                     if level < depth and info["type"] == "directory":
                         waiting.append((entry.path, f"{prefix}{entry.name}/", level + 1))
         except OSError:
@@ -239,7 +263,7 @@ def _open_regular(path: str, flags: int) -> int:
     raise Refused("not-a-file", f"{path}: not a regular file", errno.EINVAL)
 
 
-def _open_for_writing(path: str, *, exclusive: bool) -> tuple[int, bool]:
+def _open_for_writing(path: str, owner: Identity | None, *, exclusive: bool) -> tuple[int, bool]:
     directory = os.path.dirname(path)
     for attempt in range(3):
         try:
@@ -249,7 +273,7 @@ def _open_for_writing(path: str, *, exclusive: bool) -> tuple[int, bool]:
             return _open_regular(path, os.O_WRONLY | os.O_TRUNC), False
         except FileNotFoundError:
             if attempt == 0 and not os.path.isdir(directory):
-                os.makedirs(directory, exist_ok=True)
+                make_directories(directory, owner)
             elif attempt and os.path.islink(path):
                 # A link that leads nowhere yet: the file comes to be where it points.
                 return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644), False
@@ -267,17 +291,48 @@ def _discard(path: str) -> None:
 
 
 def _remove_tree(top: str) -> None:
-    """Remove depth first, without recursion, never through a link."""
-    waiting = [(top, False)]
-    while waiting:
-        path, emptied = waiting.pop()
-        if emptied:
-            os.rmdir(path)
-            continue
-        waiting.append((path, True))
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append((entry.path, False))
-                else:
-                    os.unlink(entry.path)
+    """Remove depth first, without recursion, never through a link, and however long its paths are: step by step."""
+    fd = os.open(top, _DIRECTORY)
+    above: list[tuple[str, tuple[int, int], list[str]]] = []
+    """Of each directory on the way: where it is left for, what it is, and which directories it still has."""
+    try:
+        left = _without_files(fd)
+        while left or above:
+            if left:
+                name = left.pop()
+                above.append((name, _identity(fd), left))
+                fd = _stepped(fd, name)
+                left = _without_files(fd)
+                continue
+            name, parent, left = above.pop()
+            fd = _stepped(fd, "..")
+            if _identity(fd) != parent:
+                raise OSError(errno.EBUSY, "Somebody moved a directory while it was removed")
+            os.rmdir(name, dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(top)
+
+
+def _without_files(fd: int) -> list[str]:
+    """Remove all but the directories of a directory, and return their names."""
+    directories: list[str] = []
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                directories.append(entry.name)
+            else:
+                os.unlink(entry.name, dir_fd=fd)
+    return directories
+
+
+def _stepped(fd: int, name: str) -> int:
+    """Return the directory of that name in an open one, which is closed."""
+    inner = os.open(name, _DIRECTORY, dir_fd=fd)
+    os.close(fd)
+    return inner
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    info = os.fstat(fd)
+    return info.st_dev, info.st_ino

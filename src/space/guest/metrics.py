@@ -15,8 +15,7 @@ _ESTABLISHED = b"01"
 
 def metrics(commands: int) -> dict[str, Any]:
     """Return the present use: sizes in bytes, times in seconds."""
-    memory = _fields("/proc/meminfo")
-    total, available = memory.get("MemTotal", 0) * 1024, memory.get("MemAvailable", 0) * 1024
+    total, available = memory()
     disk = os.statvfs("/")
     return {
         "uptime_s": time.clock_gettime(time.CLOCK_BOOTTIME),
@@ -30,6 +29,12 @@ def metrics(commands: int) -> dict[str, Any]:
         "commands": commands,
         "load_1m": float((_read("/proc/loadavg").split() or [b"0"])[0]),
     }
+
+
+def memory() -> tuple[int, int]:
+    """Return how many bytes of memory there are, and how many programs could still have."""
+    fields = _fields("/proc/meminfo")
+    return fields.get("MemTotal", 0) * 1024, fields.get("MemAvailable", 0) * 1024
 
 
 def connections() -> int:

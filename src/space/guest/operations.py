@@ -33,4 +33,4 @@ def _watch(task: Task) -> None:
     from space.guest.watches import Watch
 
     path = files.path_of(task)
-    task.watch = Watch(path, task.identity, recursive=task.fields["recursive"])
+    task.watch = Watch(path, task.identity, recursive=task.fields["recursive"], marks=task.fields["marks"])

@@ -7,9 +7,10 @@ import fcntl
 import os
 import time
 
-from space.guest.groups import MARK, Groups, send_signal
+from space.guest.defaults import Defaults
+from space.guest.groups import MARK, Inner, send_signal
 from space.guest.loop import Loop, Timer
-from space.guest.metrics import oom_kills
+from space.guest.memory import Guard
 from space.guest.outputs import Input, Output, make_pipe, make_terminal
 from space.guest.spawning import Program, environment, spawn
 from space.guest.system import Refused, refused
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Protocol
 
+    from space.guest.cgroups import Groups
     from space.guest.groups import Group
-    from space.guest.system import Identity
     from space.protocol.guest import GuestChannel
     from space.protocol.messages import CommandRecord, ExitRecord, StreamPlace
 
@@ -31,20 +32,12 @@ if TYPE_CHECKING:
 
 
 _KILL = 9
+_ENDING = (_KILL, 15)
 _REAP_MAX = 100
 _KILL_AGAIN_S = 0.005
 _KILL_FOR_S = 5.0
 """How long a tree is killed over and over before its end is reported in spite of what will not die."""
 _SWEEP_S = 1.0
-
-
-class Defaults:
-    """What ``configure`` said about every command that follows."""
-
-    def __init__(self) -> None:
-        self.env: dict[str, str] = {}
-        self.workdir: str | None = None
-        self.user = "root"
 
 
 class Command:
@@ -63,8 +56,15 @@ class Command:
         self.killing = False
         self.killed = False
         """Whether the host asked for a SIGKILL, so that one is not taken for the kernel's."""
+        self.wait_output = False
+        """Whether it has ended only when all its output is closed, also by what it left running."""
+        self.starved = False
+        """Whether it is killed because memory ran out."""
         self.timer: Timer | None = None
-        self.oom_kills = 0
+        self.oom_kills = group.oom_kills()
+        """As they were counted before it began."""
+        self.disowned = False
+        """Whether it is nobody's: it lives on, and what it says and how it ends are not for anybody."""
 
     def record(self, channel: GuestChannel) -> CommandRecord:
         """Return it as WELCOME and ``list`` tell it."""
@@ -105,17 +105,20 @@ class Processes:
         self._channel = channel
         self._loop = loop
         self.groups = groups
+        self.guard = Guard(
+            loop, groups=self._alive, terminals=self._on_terminals, freeze=groups.freeze, on_kill=self._starve
+        )
 
     # --- operations
 
     def start(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Start a command and return its pid."""
+        """Start a command and return its pid. One that is to be detached is forgotten at once and lives on."""
         streams: dict[str, int] = {name: n for name, n in fields["streams"].items() if n is not None}
         self._check_start(fields["id"], streams, tty=fields["tty"] is not None)
         identity = find_identity(fields["user"] or self.defaults.user)
         base = {"TERM": "xterm-256color"} if fields["tty"] else {}
-        env = environment(identity, base, self.defaults.env, fields["env"])
-        cwd = fields["cwd"] or self._default_directory(identity)
+        env = environment(identity, self.defaults.trust, base, self.defaults.env_for(identity), fields["env"])
+        cwd = fields["cwd"] or self.defaults.directory_for(identity)
         try:
             group = self.groups.new(fields["id"])
         except OSError as error:
@@ -124,6 +127,7 @@ class Processes:
         if group.mark is not None:
             env[MARK] = group.mark
         command = Command(fields["id"], group)
+        command.wait_output = fields["wait_output"] and fields["tty"] is None
         program = Program(fields["argv"], env, cwd, identity)
         try:
             if fields["tty"] is not None:
@@ -135,16 +139,19 @@ class Processes:
             if isinstance(error, OSError):
                 raise refused(error, "command") from error
             raise
-        command.oom_kills = oom_kills()
         self.commands[command.id] = self._by_pid[command.pid] = command
+        self.guard.begin()
         if fields["timeout_s"] is not None:
             command.timer = self._loop.call_at(time.monotonic() + fields["timeout_s"], lambda: self._time_out(command))
+        if fields["detached"]:
+            self._disown(command)
         return {"pid": command.pid}
 
     def signal(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Send a signal to all of a command's processes, or to its main process alone."""
         command = self._find(fields["id"])
         command.killed = command.killed or fields["signal"] == _KILL
+        self._wait_no_more(command, fields["signal"])
         if not fields["tree"]:
             if command.status is not None:
                 raise Refused("ended", "The command's main process has ended")
@@ -180,8 +187,22 @@ class Processes:
             self._outputs.pop(output.number, None)
             if alone:
                 output.close()
-        self._linger(command.group)
+        self.linger(command.group)
         return {}
+
+    def rename(self, names: dict[str, str]) -> None:
+        """Know commands by other ids, as a copy of this guest does. Those that are not named are forgotten; their
+        processes live on, what they write is thrown away, and their input has ended. Again: no effect.
+        """
+        known = set(names.values())
+        for command in list(self.commands.values()):
+            name = names.get(command.id)
+            if name is not None:
+                del self.commands[command.id]
+                command.id = name
+                self.commands[name] = command
+            elif command.id not in known:
+                self._disown(command)
 
     # --- what the channel reports
 
@@ -228,6 +249,7 @@ class Processes:
 
     def go_on(self, stood_s: float) -> None:
         """Read again; time limits are later by as long as everything stood still."""
+        self.guard.begin()
         if self.on_hold is not None:
             self.on_hold(held=False)
         for command in self.commands.values():
@@ -262,15 +284,26 @@ class Processes:
 
     def _main_ended(self, command: Command, status: int) -> None:
         command.status = status
-        if command.timer is not None and not command.killing:
+        if command.timer is not None and not command.killing and not command.wait_output:
             command.timer.cancel()
         if command.input is not None:
             command.input.close("ended", "The command has ended")
             if "tty" not in command.outputs:
                 self._inputs.pop(command.input.number, None)
+        if not command.wait_output:
+            self._drain(command)
+        self._finish(command)
+
+    def _drain(self, command: Command) -> None:
         for output in command.outputs.values():
             output.drain()
-        self._finish(command)
+
+    def _wait_no_more(self, command: Command, number: int) -> None:
+        """Whoever is told to end is not waited for by way of what it has started."""
+        if command.wait_output and number in _ENDING:
+            command.wait_output = False
+            if command.status is not None:
+                self._drain(command)
 
     def _finish(self, command: Command) -> None:
         """Report the end, if nothing of it is outstanding."""
@@ -278,14 +311,33 @@ class Processes:
             return
         if not all(output.ended for output in command.outputs.values()):
             return
+        if command.disowned:
+            self.linger(command.group)
+            return
         command.exit = _exit_record(command)
         fields, streams = command.exit_event()
         self._channel.event(fields, after=streams)
 
     def _time_out(self, command: Command) -> None:
-        if command.status is None:
+        if command.status is None or command.wait_output:
             command.timed_out = True
             self._kill_tree(command)
+
+    def _alive(self) -> list[Group]:
+        """Return the groups in which something may run; those of commands that nobody waits for any more, too."""
+        owned = [command.group for command in self.commands.values()]
+        disowned = [Inner(command.group) for command in self._by_pid.values() if command.disowned]
+        return [*owned, *disowned, *self._lingering]
+
+    def _on_terminals(self) -> list[Group]:
+        return [command.group for command in self.commands.values() if "tty" in command.outputs]
+
+    def _starve(self, group: Group) -> None:
+        """Memory runs out and this group is killed for it: say so, if it is a command's that has not ended."""
+        for command in self.commands.values():
+            if command.group is group and not command.killing:
+                command.starved = command.status is None
+                self._kill_tree(command)
 
     def _kill_tree(self, command: Command) -> None:
         """Kill all there is of a command, again and again until nothing is left of it."""
@@ -318,12 +370,6 @@ class Processes:
         taken = any(self._channel.sends(number) or self._channel.receives(number) for number in numbers)
         if taken or len(set(numbers)) < len(streams):
             raise Refused("invalid-request", "streams: a number is in use")
-
-    def _default_directory(self, identity: Identity) -> str:
-        for path in (self.defaults.workdir, identity.home):
-            if path and os.path.isdir(path):
-                return path
-        return "/"
 
     def _start_on_pipes(self, command: Command, program: Program, streams: dict[str, int]) -> None:
         theirs: list[int] = []
@@ -374,12 +420,28 @@ class Processes:
         self._channel.open_receive(number, durable=True)
         command.input = self._inputs[number] = Input(fd, number, self._channel, self._loop, is_tty=is_tty)
 
+    def _disown(self, command: Command) -> None:
+        if command.exit is not None:
+            self.forget({"id": command.id})
+            return
+        command.disowned = True
+        del self.commands[command.id]
+        if command.input is not None:
+            self._channel.close(command.input.number)
+            self._inputs.pop(command.input.number, None)
+            command.input.close("forgotten", "")
+        for output in command.outputs.values():
+            self._channel.close(output.number)
+            self._outputs.pop(output.number, None)
+            output.hold(held=False)
+            output.end()
+
     def _abandon(self, command: Command) -> None:
         """Starting failed: nothing may be left of it."""
         if command.pid:
             self._by_pid[command.pid] = command
             self._kill_tree(command)
-        self._linger(command.group)
+        self.linger(command.group)
 
     def _find(self, command_id: str) -> Command:
         command = self.commands.get(command_id)
@@ -397,7 +459,7 @@ class Processes:
         self.groups.share_out()
         self._share_out_later()
 
-    def _linger(self, group: Group) -> None:
+    def linger(self, group: Group) -> None:
         """Remove a group as soon as nothing is in it."""
         if group.remove():
             return
@@ -419,6 +481,7 @@ def _exit_record(command: Command) -> ExitRecord:
     number = os.WTERMSIG(status)
     if command.timed_out and number == _KILL:
         return {"kind": "timed-out", "code": None, "signal": number}
-    if number == _KILL and not command.killed and oom_kills() > command.oom_kills:
+    by_kernel = not command.killed and command.group.oom_kills() > command.oom_kills
+    if number == _KILL and (command.starved or by_kernel):
         return {"kind": "oom-killed", "code": None, "signal": number}
     return {"kind": "signaled", "code": None, "signal": number}

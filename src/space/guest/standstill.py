@@ -1,21 +1,13 @@
-"""Standing still for a checkpoint, and going on after it in a world that may have changed."""
+"""Standing still for a checkpoint: every process but the agent is stopped, and goes on after it."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
 import signal
 import time
 
 from space.guest.groups import processes, send_signal
-from space.guest.system import Refused, call
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-_CLOCK_TOLERANCE_NS = 500_000_000
 _STOP_S_MAX = 1.0
 _ORDERLY_S = 0.5
 """After this the levels no longer wait for each other: a tree made deep on purpose is still stopped."""
@@ -51,12 +43,14 @@ class Standstill:
             found = processes()
             orderly = now - began < _ORDERLY_S
             standing = _STANDING if now - asked < _SETTLE_S else _STANDING + "D"
-            still_running = any(found[pid][1] not in standing for pid in self._stopped if pid in found)
+            still_running = [pid for pid in self._stopped if pid in found and found[pid][1] not in standing]
             fresh = [] if still_running and orderly else self._next(found, one_level=orderly)
-            for pid in fresh:
+            # The kernel of a sandbox may lose a stop that meets a process while it executes a program.
+            overdue = still_running if now - asked >= _SETTLE_S else []
+            for pid in fresh + overdue:
                 send_signal(pid, signal.SIGSTOP)
             self._stopped += fresh
-            if fresh:
+            if fresh or overdue:
                 asked = now
             elif still_running:
                 time.sleep(_LOOK_AGAIN_S)  # A process in the middle of a system call stops at its end.
@@ -65,7 +59,7 @@ class Standstill:
 
     def _next(self, found: dict[int, tuple[int, str]], *, one_level: bool) -> list[int]:
         """Return who is to be stopped now, parents before children: the highest level alone, or all."""
-        known, own, depths = set(self._stopped), os.getpid(), _depths(found)
+        known, own, depths = set(self._stopped), os.getpid(), depths_of(found)
         fresh = sorted(
             (pid for pid in found if pid not in known and _may_stop(pid, found, own)), key=depths.__getitem__
         )
@@ -81,46 +75,6 @@ class Standstill:
             send_signal(pid, signal.SIGCONT)
         self._stopped.clear()
         return lasted
-
-
-def adjust(fields: dict[str, Any]) -> dict[str, Any]:
-    """Take over the host's time, randomness and name for this guest, as far as each is given.
-
-    Returns ``clock_stepped_ns``, by how much the clock was moved, and ``clock_off_ns``, by how much it still differs:
-    the clock is only moved when it is off by more than half a second and the kernel lets the agent. As an
-    ordinary process (in a test) the agent leaves the machine's clock and name alone.
-    """
-    if fields.get("entropy") is not None:
-        _reseed(fields["entropy"])
-    owns_machine = os.getpid() == 1
-    if fields.get("hostname") is not None and owns_machine:
-        name = fields["hostname"].encode()
-        try:
-            # SAFETY: the guest's own name; the length is that of the bytes given.
-            call("sethostname", name, len(name))
-        except OSError as error:
-            raise Refused("hostname-not-set", str(error), error.errno) from error
-    stepped = off = 0
-    if fields.get("now_ns") is not None:
-        off = fields["now_ns"] - time.time_ns()
-        if abs(off) > _CLOCK_TOLERANCE_NS and owns_machine:
-            try:
-                # SAFETY: the guest's own clock, set to the host's.
-                time.clock_settime_ns(time.CLOCK_REALTIME, fields["now_ns"])
-            except OSError:
-                pass  # The host sees clock_off_ns.
-            else:
-                stepped, off = off, 0
-    return {"clock_stepped_ns": stepped, "clock_off_ns": off}
-
-
-def _reseed(entropy: str) -> None:
-    try:
-        seed = base64.b64decode(entropy, validate=True)
-    except (binascii.Error, ValueError):
-        raise Refused("invalid-request", "entropy: not base64") from None
-    with open("/dev/urandom", "wb", buffering=0) as pool:
-        pool.write(seed)
 
 
 def _may_stop(pid: int, found: dict[int, tuple[int, str]], own: int) -> bool:
@@ -141,7 +95,7 @@ def _descends(pid: int, ancestor: int, found: dict[int, tuple[int, str]]) -> boo
     return False
 
 
-def _depths(found: dict[int, tuple[int, str]]) -> dict[int, int]:
+def depths_of(found: dict[int, tuple[int, str]]) -> dict[int, int]:
     """How deep in the tree each process is; parents are less deep than their children."""
     depths: dict[int, int] = {}
     for one in found:

@@ -1,4 +1,5 @@
-"""``sudo`` for kernels that ignore set-uid bits (gVisor): root starts the program for a caller who may have it started.
+"""``sudo`` where the kernel ignores set-uid bits (gVisor) or there is no real one: root starts the program for a caller
+who may have it started.
 
 The socket belongs to root and the group ``sudo``, so the kernel itself turns everybody else away. What arrives is from
 someone who may become root of this sandbox, and is still bounded: so many callers, so many bytes, so much time.
@@ -37,11 +38,26 @@ _CREDENTIALS = struct.Struct("3i")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4 * _FILES)
 _RECEIVE_BYTES = 64 * 1024
 _PR_GET_NO_NEW_PRIVS = 39
+_CLIENT = "/.space/bin/sudo"
+"""It starts `sudo.real`, beside the link to it, where nobody listens here."""
 
 
 def needed() -> bool:
-    """Whether this kernel gives no program rights by its set-uid bit, so that the real ``sudo`` cannot work."""
-    return IS_ROOT and call("prctl", _PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1
+    """Whether there is no real ``sudo`` that can work: the kernel gives no program rights by its set-uid bit, or the
+    template has the link to our client and nothing else.
+    """
+    if not IS_ROOT:
+        return False
+    return call("prctl", _PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1 or is_ours_alone()
+
+
+def is_ours_alone(programs: str = "/usr/bin") -> bool:
+    """Whether ``sudo`` in that directory is the link to our client, without a real one beside it."""
+    try:
+        ours = os.readlink(os.path.join(programs, "sudo")) == _CLIENT
+    except OSError:
+        return False
+    return ours and not os.path.lexists(os.path.join(programs, "sudo.real"))
 
 
 class Sudo:

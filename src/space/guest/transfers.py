@@ -31,11 +31,15 @@ class Cancelled(Exception):
 class Task:
     """One operation for the host, while a thread works on it with its user's rights.
 
-    ``outlet`` or ``inlet`` is its stream, where it has one. What it returns is the reply, unless it replied itself.
+    ``owner`` is whose files it makes, if not that user's. ``outlet`` or ``inlet`` is its stream, where it has one.
+    What it returns is the reply, unless it replied itself.
     """
 
-    def __init__(self, number: int, fields: dict[str, Any], identity: Identity, base: str) -> None:
+    def __init__(
+        self, number: int, fields: dict[str, Any], identity: Identity, base: str, owner: Identity | None = None
+    ) -> None:
         self.number = number
+        self.owner = owner
         self.fields = fields
         self.identity = identity
         self.base = base

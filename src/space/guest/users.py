@@ -18,14 +18,14 @@ _GROUPS_MAX = 1024
 
 
 def find_identity(user: str, root: str = "") -> Identity:
-    """Return who ``user`` is: ``name``, ``uid``, ``name:group`` or ``uid:gid``. A number needs no entry.
+    """Return who ``user`` is: ``name``, ``uid``, ``name:group`` or ``uid:gid``. A number needs no entry, nor does root.
 
     ``root`` is put before the two files' paths. Raises ``Refused`` with code ``no-such-user`` or ``no-such-group``.
     """
     name, colon, group = user.partition(":")
     entry = _find_user(name, root)
     if entry is None:
-        uid = _number(name)
+        uid = _number("0" if name == "root" else name)
         if uid is None:
             raise Refused("no-such-user", f"There is no user {name!r} in the sandbox")
         identity = Identity(uid, uid if colon == "" else 0, (), name, "/", "/bin/sh")
@@ -67,12 +67,12 @@ def _find_user(name: str, root: str) -> Identity | None:
 
 
 def find_group(name: str, root: str = "") -> int:
-    """Return a group's number; a number need not be there. Raises ``Refused`` with code ``no-such-group``."""
+    """Return a group's number; a number, or root, need not be there. Raises ``Refused`` with code ``no-such-group``."""
     for fields in _entries(f"{root}/etc/group", 4):
         gid = _number(fields[2])
         if fields[0] == name and gid is not None:
             return gid
-    gid = _number(name)
+    gid = _number("0" if name == "root" else name)
     if gid is None:
         raise Refused("no-such-group", f"There is no group {name!r} in the sandbox")
     return gid

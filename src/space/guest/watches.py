@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _EVENT = struct.Struct("iIII")
 _READ_BYTES = 64 * 1024
 _WAITING_MAX = 4096
+_READS_MAX = 64
+"""After so many a mark is told in spite of what is still to be read: a guest may make events without end."""
 _DIRECTORIES_MAX = 65536
 _MODIFY, _ATTRIBUTES, _CLOSE_WRITE, _FROM, _TO = 0x2, 0x4, 0x8, 0x40, 0x80
 _CREATE, _DELETE, _DELETE_SELF, _MOVE_SELF = 0x100, 0x200, 0x400, 0x800
@@ -45,8 +47,9 @@ _NAMES = {
 class Watch:
     """One watch, living until its stream is reset or what it watches is gone."""
 
-    def __init__(self, path: str, identity: Identity, *, recursive: bool) -> None:
+    def __init__(self, path: str, identity: Identity, *, recursive: bool, marks: bool = False) -> None:
         """Begin to watch, in a thread that acts as ``identity``. Raises ``OSError`` or ``Refused``."""
+        self.marks = marks
         self._top = path
         self._identity = identity
         self._recursive = recursive and os.path.isdir(path)
@@ -96,11 +99,24 @@ class Watch:
             os.close(self._fd)
             self._fd = -1
 
+    def mark(self, text: str) -> None:
+        """Tell what has happened by now, and then ``text``."""
+        for _ in range(_READS_MAX):
+            if not self._take_some():
+                break
+        self._say("mark", text)
+        self.pump()
+
     def _on_readable(self, _events: int) -> None:
+        if self._take_some():
+            self.pump()
+
+    def _take_some(self) -> bool:
+        """Take what the kernel has to tell; False when there is nothing."""
         try:
             data = os.read(self._fd, _READ_BYTES)
         except BlockingIOError:
-            return
+            return False
         position = 0
         # SAFETY: new directories are looked into with the rights of the one who watches.
         with ActingAs(self._identity):
@@ -110,7 +126,7 @@ class Watch:
                 name = os.fsdecode(data[position : position + size].split(b"\0", 1)[0])
                 position += size
                 self._take(watch, mask, cookie, name)
-        self.pump()
+        return True
 
     def _take(self, watch: int, mask: int, cookie: int, name: str) -> None:
         if mask & _OVERFLOW:
@@ -179,7 +195,7 @@ class Watch:
                         waiting.append(inner)
 
     def _say(self, event: str, path: str, *, directory: bool = False, cookie: int = 0) -> None:
-        if len(self._waiting) >= _WAITING_MAX and event not in ("gone", "limit"):
+        if len(self._waiting) >= _WAITING_MAX and event not in ("gone", "limit", "mark"):
             self._lost = True
             return
         line = {"event": event, "path": path, "directory": directory, "cookie": cookie}

@@ -43,6 +43,10 @@ class CommandSpec:
     tty: Tty | None = None
     timeout_s: float | None = None
     output_mib: int = OUTPUT_MIB_DEFAULT
+    tag: str | None = None
+    """A name of the caller's own."""
+    wait_output: bool = False
+    """Whether it ends only when all its output is closed, also by what it left running."""
 
 
 @dataclass(frozen=True, slots=True)

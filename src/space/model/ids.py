@@ -7,7 +7,7 @@ import base64
 import re
 import secrets
 
-PREFIXES = ("sbx", "op", "cmd", "tpl", "snp", "prj", "key")
+PREFIXES = ("sbx", "op", "cmd", "tpl", "snp", "prj", "key", "whk", "dlv", "bld", "upl", "pol", "sec", "grt", "vol")
 RANDOM_BYTES = 10
 _PATTERNS = {prefix: re.compile(rf"{prefix}[a-z2-7]{{16}}") for prefix in PREFIXES}
 

@@ -13,10 +13,31 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Quota:
+    """What all sandboxes of a project may take together; None: as much as there is."""
+
+    sandboxes: int | None = None
+    cpus: float | None = None
+    memory_mib: int | None = None
+    disk_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What they take: memory and cpus of those that have a machine; disks, and bytes of snapshots, until deleted."""
+
+    sandboxes: int = 0
+    cpus: float = 0.0
+    memory_mib: int = 0
+    disk_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Project:
     id: str
     name: str
     created_at: datetime
+    quota: Quota = Quota()
 
 
 @dataclass(frozen=True, slots=True)

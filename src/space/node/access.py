@@ -3,6 +3,7 @@
 from space.errors import NotFound, Unauthenticated
 from space.model.ids import is_id
 from space.node.call import Call
+from space.node.http_ports import authorise_port
 from space.node.table import Access
 from space.node.tokens import Grant
 
@@ -14,13 +15,19 @@ def authorise(call: Call, access: Access) -> None:
     """
     if call.local:
         _check_ids(call)
+        if access is Access.PORT:
+            authorise_port(call)
+        return
+    if access is Access.PORT:
+        _check_ids(call)
+        authorise_port(call)
         return
     grant = call.node.tokens.verify(_token(call))
     _check_ids(call)
     if access is Access.SANDBOX:
         if grant.expired:
             raise Unauthenticated("The token has expired.", code="token-expired")
-        if grant.command_id is not None or grant.sandbox_id != call.params["sandbox"]:
+        if not grant.whole or grant.sandbox_id != call.params["sandbox"]:
             raise _no_sandbox()
     elif access is Access.COMMAND:
         _authorise_command(call, grant)
@@ -32,6 +39,8 @@ def authorise(call: Call, access: Access) -> None:
 def _authorise_command(call: Call, grant: Grant) -> None:
     """A token that has expired still serves a command that was attached with it."""
     command_id = call.params["command"]
+    if grant.port is not None:
+        raise _no_command()
     if grant.expired and grant.command_id is None:
         raise Unauthenticated("The token has expired.", code="token-expired")
     session = call.node.commands.get(command_id)
@@ -44,6 +53,8 @@ def _authorise_command(call: Call, grant: Grant) -> None:
 def _check_ids(call: Call) -> None:
     if "sandbox" in call.params and not is_id("sbx", call.params["sandbox"]):
         raise _no_sandbox()
+    if "snapshot" in call.params and not is_id("snp", call.params["snapshot"]):
+        raise NotFound("There is no such snapshot on this node.", code="snapshot-not-found")
     if "command" in call.params and not is_id("cmd", call.params["command"]):
         raise _no_command()
 

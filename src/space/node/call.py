@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
-from space import error_wire
+from space import error_wire, tracing
 from space.errors import InvalidRequest, RequestError
 from space.listening import Held
+from space.model.ids import is_id
+from space.node.endings import BrokenOff, ClientGone
 from space.node.node import Node
 from space.node.parse import parse_object, parse_query
 
@@ -26,13 +29,7 @@ CHUNK_TIMEOUT_S = 300.0
 JSON_TYPE = "application/json"
 NDJSON_TYPE = "application/x-ndjson"
 
-
-class ClientGone(Exception):
-    """The client closed its connection; nobody is there to be answered."""
-
-
-class BrokenOff(Exception):
-    """An answer that has begun cannot be completed: the connection is closed so that the client sees it."""
+__all__ = ["JSON_TYPE", "MIB", "NDJSON_TYPE", "BrokenOff", "Call", "ClientGone"]
 
 
 class Call:
@@ -44,6 +41,7 @@ class Call:
         self.connection = HTTPConnection(scope)
         self.params: dict[str, str] = scope.get("path_params", {})
         self.request_id = error_wire.request_id(self.header("x-request-id"))
+        self.began = time.perf_counter()
         self.status: int | None = None
         self.local = False
         self.token_fingerprint: str | None = None
@@ -64,6 +62,15 @@ class Call:
 
     def header(self, name: str) -> str | None:
         return self.connection.headers.get(name)
+
+    def begin_work(self) -> None:
+        """Let what follows in this task carry whose request it is. Operations are the api's: a stranger names none."""
+        operation = self.header(tracing.HEADERS["operation"]) if self.local else None
+        tracing.begin(
+            trace=tracing.parse(self.header(tracing.HEADERS["trace"])),
+            request_id=self.request_id,
+            operation=operation if operation is not None and is_id("op", operation) else None,
+        )
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it comes. Raises ``ClientGone``, or ``TimeoutError`` when the client stalls."""

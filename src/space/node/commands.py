@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -111,6 +112,36 @@ class Commands:
             if old:
                 self._forget(session, NotFound("The command's output is no longer kept.", code="command-not-found"))
 
+    def inherit(self, sandbox_id: str, origins: Mapping[str, CommandRecord], welcome: Welcome) -> dict[str, str]:
+        """Make commands of this sandbox of those that run in its guest, which is a copy of another's; return their new
+        ids by those that the guest knows. ``origins`` are the commands of the other; nothing else goes on.
+        """
+        names: dict[str, str] = {}
+        taken: set[int] = set()
+        for listed in welcome["commands"]:
+            origin, places = origins.get(listed["id"]), listed["streams"]
+            numbers = {name: place["number"] for name, place in places.items()}
+            if origin is None or listed["state"] != "running" or not _fitting(origin.spec, numbers, taken):
+                continue
+            taken |= set(numbers.values())
+            record = CommandRecord(
+                new_id("cmd"),
+                sandbox_id,
+                origin.spec,
+                created_at=time.time(),
+                state=CommandState.RUNNING,
+                numbers=numbers,
+                boot_id=welcome["boot_id"],
+                started_at=origin.started_at or origin.created_at,
+                pid=listed["pid"],
+                forked_from=origin.id,
+            )
+            self._records.save(record)
+            starts = {name: place["acked"] for name, place in places.items()}
+            self._sessions[record.id] = Session(record, self._records, self._grown, starts)
+            names[origin.id] = record.id
+        return names
+
     # --- runs
 
     def add_run(self, run: Run) -> None:
@@ -126,25 +157,34 @@ class Commands:
             run.kill()
             run.finish(Exit(ExitKind.LOST))
 
+    def give_up_runs_of(self, guest: Guest) -> None:
+        """Nobody is going to find out what became of this guest."""
+        for run in [run for run in self._runs.values() if run.guest is guest]:
+            self._runs.pop(run.id).finish(Exit(ExitKind.LOST))
+
     # --- guests come and go
 
-    def on_welcome(self, guest: Guest, welcome: Welcome) -> None:
-        """Go on with every command the guest has, kill the runs of a client long gone, and settle what it lacks."""
-        listed = {command["id"]: command for command in welcome["commands"]}
+    def on_welcome(self, guest: Guest, welcome: Welcome, *, copied: bool = False) -> None:
+        """Go on with every command the guest has, kill the runs of a client long gone, and settle what it lacks.
+
+        A guest that is ``copied`` from another's may yet know commands by the ids they had there; what else it has is
+        none of this sandbox's and is forgotten when it is awakened.
+        """
+        listed = {guest.names.get(command["id"], command["id"]): command for command in welcome["commands"]}
         for session in self.of(guest.machine):
             if session.record.state is CommandState.RUNNING:
                 known = listed.pop(session.id, None)
                 if known is None:
                     session.absent(guest)
                 else:
-                    session.resume(guest, known["streams"])
+                    session.resume(guest, known["streams"], known["pid"])
         for run in [run for run in self._runs.values() if run.guest is guest]:
             known = listed.pop(run.id, None)
             if known is None:
                 self._runs.pop(run.id).finish(Exit(ExitKind.LOST))
             else:
                 run.resume(known["streams"])
-        for command_id, command in listed.items():
+        for command_id, command in listed.items() if not copied else ():
             if command["state"] == "running" and command_id not in self._sessions:
                 guest.tell("signal", {"id": command_id, "signal": SIGKILL, "tree": True})
             guest.tell("forget", {"id": command_id})
@@ -152,8 +192,10 @@ class Commands:
     def on_exit(self, guest: Guest, fields: dict[str, Any]) -> None:
         """A command of that guest ended. Ids of another guest's commands mean nothing here."""
         end = Exit(ExitKind(fields["kind"]), fields["code"], fields["signal"])
-        run = self._runs.get(fields["id"])
-        session = self._sessions.get(fields["id"])
+        told: str = fields["id"]
+        command_id = guest.names.get(told, told)
+        run = self._runs.get(command_id)
+        session = self._sessions.get(command_id)
         if run is not None and run.guest is guest:
             del self._runs[run.id]
             run.finish(end)
@@ -175,6 +217,10 @@ class Commands:
         self.machine_lost(sandbox_id)
         for session in self.of(sandbox_id):
             self._forget(session, NotFound("The sandbox was deleted.", code="sandbox-deleted"))
+
+    def alive(self, sandbox_id: str) -> list[CommandRecord]:
+        """Return the records of the commands that run in a sandbox."""
+        return [s.record for s in self.of(sandbox_id) if s.record.state is CommandState.RUNNING]
 
     def sandboxes(self) -> set[str]:
         return {session.record.sandbox_id for session in self._sessions.values()}
@@ -224,3 +270,12 @@ class Commands:
         if ended:
             self._forget(ended[-1], NotFound("The command made room for newer ones.", code="command-not-found"))
         return bool(ended)
+
+
+def _fitting(spec: CommandSpec, numbers: Mapping[str, int], taken: set[int]) -> bool:
+    """Whether a guest's word for a command's streams can be true: those that it must have, on numbers of their own."""
+    outputs = {"tty"} if spec.tty is not None else {"stdout", "stderr"}
+    if not outputs <= numbers.keys() <= outputs | {"stdin"} or taken & set(numbers.values()):
+        return False
+    shared = spec.tty is not None and "stdin" in numbers
+    return len(set(numbers.values())) == len(numbers) - shared and (not shared or numbers["stdin"] == numbers["tty"])

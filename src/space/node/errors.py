@@ -43,12 +43,20 @@ _BY_GUEST_CODE: dict[str, tuple[type[errors.SpaceError], str | None, dict[str, s
     "not-a-terminal": (errors.Conflict, "no-tty", {}),
     "ended": (errors.Conflict, "command-ended", {}),
     "no-such-command": (errors.Conflict, "command-ended", {}),
+    "disk-full": (errors.GuestError, "disk-full", {}),  # found out late, when no call is there to have an errno
+    "clock-not-set": (errors.GuestError, "clock-not-set", {}),
+    "entropy-not-taken": (errors.GuestError, "entropy-not-taken", {}),
+    "hostname-not-set": (errors.GuestError, "hostname-not-set", {}),
+    "machine-id-not-set": (errors.GuestError, "machine-id-not-set", {}),
     "quiesced": (errors.Conflict, "wrong-state", {"state": "suspending"}),
     "busy": (errors.LimitExceeded, None, {}),
     "too-many-commands": (errors.LimitExceeded, "too-many-commands", {}),
     "watch-limit": (errors.LimitExceeded, "watch-limit", {}),
     "outcome-unknown": (errors.OutcomeUnknown, None, {}),
     "resynchronised": (errors.OutcomeUnknown, None, {}),
+    "port-closed": (errors.SandboxError, "port-closed", {}),
+    "connection-reset": (errors.SandboxError, "connection-reset", {}),
+    "too-many-connections": (errors.LimitExceeded, "too-many-connections", {}),
 }
 _START_BY_GUEST_CODE: dict[str, str] = {
     "not-found": "program-not-found",

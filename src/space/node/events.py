@@ -13,7 +13,8 @@ class Events:
     def __init__(self) -> None:
         self._listeners: set[asyncio.Queue[dict[str, Any] | None]] = set()
 
-    def publish(self, event: dict[str, Any]) -> None:
+    def publish(self, event: dict[str, Any]) -> bool:
+        """Tell everybody who listens; False when nobody does."""
         for queue in list(self._listeners):
             try:
                 queue.put_nowait(event)
@@ -22,6 +23,7 @@ class Events:
                 while not queue.empty():
                     queue.get_nowait()
                 queue.put_nowait(None)
+        return bool(self._listeners)
 
     async def listen(self) -> AsyncIterator[dict[str, Any]]:
         """Yield events until the listener is dropped for being too slow."""

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import structlog
 
@@ -35,6 +36,8 @@ from space.protocol.host import HostChannel
 from space.protocol.streams import WINDOW_BYTES, StreamError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from space.protocol.messages import Welcome
 
 log = structlog.get_logger(__name__)
@@ -82,9 +85,22 @@ class GuestOwner(Protocol):
 class Guest:
     """The channel to one running machine. ``open`` it, then ``greet``; ``detach`` before the machine is suspended."""
 
+    traffic: ClassVar[Counter[str]] = Counter()
+    """Of all channels of this process: bytes ``received`` and ``sent``, and ``resyncs``."""
+
     def __init__(self, machine: str, directory: Path, owner: GuestOwner) -> None:
         self.machine = machine
         self.boot_id: str | None = None
+        self.standing = False
+        """Whether it had quiesced, and was not awakened, when it was greeted."""
+        self.lost = False
+        """Whether it went away, or was given up, by itself: the owner is told, and finds out why."""
+        self.trusted: str | None = None
+        """The certificate that it was told to trust."""
+        self.errands: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        """Commands that the node itself has begun, and who waits for their exit: the owner does not know them."""
+        self.names: dict[str, str] = {}
+        """Of a guest that is the copy of another: ids that commands had there, and what they are called here."""
         self._directory = directory
         self._owner = owner
         self._channel = HostChannel()
@@ -95,6 +111,11 @@ class Guest:
         self._paused: asyncio.TimerHandle | None = None
         self._congested_since: float | None = None
         self._writing = False
+        self._written = 0
+        self._last_word: int | None = None
+        """How much was written when it was asked to quiesce, which it did; None: it was not, or not all was."""
+        self._cut = True
+        """Whether part of what was written may never reach it."""
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._users: dict[int, StreamUser] = {}
         self._welcomed: asyncio.Future[Welcome] | None = None
@@ -120,10 +141,14 @@ class Guest:
             raise MachineLost(f"The machine's channel cannot be opened: {error.strerror}") from error
         asyncio.get_running_loop().add_reader(self._out, self._on_readable)
 
-    async def greet(self, timeout_s: float = GREET_TIMEOUT_S) -> Welcome:
-        """Greet the guest and wait for its answer, by which all streams of commands are resumed."""
+    async def greet(self, timeout_s: float = GREET_TIMEOUT_S, *, saying: Callable[[], None] | None = None) -> Welcome:
+        """Greet the guest and wait for its answer, by which all streams of commands are resumed. ``saying`` asks it
+        more in the same breath.
+        """
         self.open()
         welcomed = self._hello()
+        if saying is not None:
+            saying()
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(welcomed)
@@ -132,9 +157,14 @@ class Guest:
                 f"The guest agent did not answer within {timeout_s:g} s.", code="guest-unresponsive"
             ) from error
 
+    def hand_over(self, machine: str, owner: GuestOwner) -> None:
+        """Belong to another owner from now on, and to the machine's new name."""
+        self.machine, self._owner = machine, owner
+
     def detach(self) -> None:
         """Close the FIFOs but keep the channel's streams, which go on when the guest is greeted again."""
         self._close_files()
+        self._cut = self._written != self._last_word
         self._fail_answers(OutcomeUnknown("The machine was suspended before the guest answered."))
 
     def close(self, error: SpaceError) -> None:
@@ -153,9 +183,13 @@ class Guest:
     ) -> dict[str, Any]:
         """Ask the guest and return its checked answer, or raise its failure as an error."""
         number, answer = self._ask(op, fields)
+        written = None if self._channel.outgoing() else self._written
         try:
             async with asyncio.timeout(timeout_s):
-                return await answer
+                result = await answer
+            if op == "quiesce":
+                self._last_word = written
+            return result  # noqa: TRY300
         except TimeoutError as error:
             raise OutcomeUnknown(f"The guest did not answer {op} within {timeout_s:g} s.", op=op) from error
         finally:
@@ -164,7 +198,13 @@ class Guest:
     def ask(self, op: str, fields: dict[str, Any]) -> asyncio.Future[dict[str, Any]]:
         """Ask the guest; the answer is for the caller to await. Whoever does not must see to its end by other means."""
         number, answer = self._ask(op, fields)
-        answer.add_done_callback(lambda _: self._answers.pop(number, None))
+
+        def done(answer: asyncio.Future[dict[str, Any]]) -> None:
+            self._answers.pop(number, None)
+            if not answer.cancelled():
+                answer.exception()  # Retrieved here: the asker may be gone.
+
+        answer.add_done_callback(done)
         return answer
 
     def tell(self, op: str, fields: dict[str, Any] | None = None) -> None:
@@ -264,7 +304,8 @@ class Guest:
     def _hello(self) -> asyncio.Future[Welcome]:
         if self._welcomed is None or self._welcomed.done():
             self._welcomed = asyncio.get_running_loop().create_future()
-        self._channel.hello()
+        self._channel.hello(cut=self._cut)
+        self._cut, self._last_word = True, None
         self._dispatch_all()
         self._flush()
         return self._welcomed
@@ -281,6 +322,7 @@ class Guest:
         if count == 0:
             self._lose("machine-exited", MachineLost("The sandbox's machine has ended."))
             return
+        self.traffic["received"] += count
         began = time.monotonic()
         self._take(count)
         if self._out < 0:
@@ -333,7 +375,10 @@ class Guest:
             return
         try:
             while buffers := self._channel.outgoing():
-                self._channel.written(os.writev(self._in, buffers))
+                count = os.writev(self._in, buffers)
+                self.traffic["sent"] += count
+                self._written += count
+                self._channel.written(count)
         except BlockingIOError:
             self._writing = True
             asyncio.get_running_loop().add_writer(self._in, self._on_writable)
@@ -365,7 +410,7 @@ class Guest:
 
     def _fail_answers(self, error: SpaceError) -> None:
         answers, self._answers = self._answers, {}
-        for answer in answers.values():
+        for answer in (*answers.values(), *self.errands.values()):
             if not answer.done():
                 answer.set_exception(error)
                 answer.exception()  # Retrieved here: the asker may be gone.
@@ -374,6 +419,7 @@ class Guest:
             self._welcomed.exception()
 
     def _lose(self, cause: str, error: SpaceError) -> None:
+        self.lost = True
         self.close(error)
         self._owner.on_lost(self, cause)
 
@@ -400,13 +446,20 @@ class Guest:
             case Replied():
                 self._on_replied(event)
             case Happened(name="exit"):
-                self._owner.on_exit(self, event.fields)
+                self._on_exit(event.fields)
             case Welcomed():
                 self._on_welcomed(event.welcome)
             case OutOfStep():
                 self._on_out_of_step()
             case _:
                 pass
+
+    def _on_exit(self, fields: dict[str, Any]) -> None:
+        errand = self.errands.get(fields["id"])
+        if errand is None:
+            self._owner.on_exit(self, fields)
+        elif not errand.done():
+            errand.set_result(fields)
 
     def _on_replied(self, event: Replied) -> None:
         answer = self._answers.get(event.number)
@@ -419,12 +472,14 @@ class Guest:
 
     def _on_welcomed(self, welcome: Welcome) -> None:
         self.boot_id = welcome["boot_id"]
+        self.standing = welcome["standing"]
         self._owner.on_welcome(self, welcome)
         if self._welcomed is not None and not self._welcomed.done():
             self._welcomed.set_result(welcome)
 
     def _on_out_of_step(self) -> None:
         """Greet again, which costs the guest its transfers but no command; too often, and it is given up."""
+        self.traffic["resyncs"] += 1
         now = time.monotonic()
         self._out_of_step = [at for at in self._out_of_step if now - at < OUT_OF_STEP_PERIOD_S] + [now]
         log.warning("guest-out-of-step", machine=self.machine, times=len(self._out_of_step))

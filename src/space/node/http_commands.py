@@ -10,7 +10,7 @@ from space.model.command import CommandState
 from space.model.ids import is_id
 from space.node.call import Call
 from space.node.ndjson import answering
-from space.node.parse import parse_command, parse_flag, parse_offset, parse_signal
+from space.node.parse import parse_command, parse_flag, parse_offset, parse_signal, parse_tty
 from space.node.readers import Exited
 from space.node.sessions import Session
 
@@ -32,8 +32,10 @@ async def create(call: Call) -> None:
 
 
 async def list_commands(call: Call) -> None:
-    """The sandbox's commands that are still remembered, the newest first."""
-    await call.answer({"items": [describe(s) for s in call.node.commands.of(call.params["sandbox"])]})
+    """The sandbox's commands that are still remembered, the newest first; with ``state`` those in that state alone."""
+    state = call.query.get("state")
+    found = call.node.commands.of(call.params["sandbox"])
+    await call.answer({"items": [describe(s) for s in found if state in {None, s.record.state.value}]})
 
 
 async def show(call: Call) -> None:
@@ -75,6 +77,13 @@ async def signal(call: Call) -> None:
     await call.answer_empty()
 
 
+async def resize(call: Call) -> None:
+    """Set the size of the command's terminal."""
+    tty = parse_tty(await call.json())
+    await _session(call).resize(tty.rows, tty.cols)
+    await call.answer_empty()
+
+
 async def stdin(call: Call) -> None:
     """Feed the raw body to stdin as the command takes it; ``eof=true`` closes stdin behind it.
 
@@ -107,12 +116,15 @@ def describe(session: Session) -> dict[str, Any]:
         "tty": {"rows": spec.tty.rows, "cols": spec.tty.cols} if spec.tty else None,
         "timeout_s": spec.timeout_s,
         "output_mib": spec.output_mib,
+        "tag": spec.tag,
+        "pid": record.pid,
         "state": record.state.value,
         "exit": {"kind": end.exit.kind, "code": end.exit.code, "signal": end.exit.signal} if end else None,
         "produced": session.produced,
         "created_at": _time(record.created_at),
         "started_at": _time(record.started_at),
         "ended_at": _time(record.ended_at),
+        **({"forked_from": record.forked_from} if record.forked_from else {}),
     }
 
 

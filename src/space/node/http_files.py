@@ -17,7 +17,11 @@ from space.node.parse import (
     check_path,
     invalid,
     parse_flag,
+    parse_mark,
+    parse_metadata,
     parse_mode,
+    parse_namespace,
+    parse_owner,
     parse_path,
     parse_range,
     parse_user,
@@ -70,17 +74,21 @@ async def write(call: Call) -> None:
     guest, fields = _guest(call), _at_path(call)
     fields["mode"] = parse_mode(call.query.get("mode"))
     fields["exclusive"] = parse_flag(call.query, "exclusive")
+    fields["namespace"] = parse_namespace(call.query.get("namespace"))
+    fields["metadata"] = parse_metadata(call.query.get("metadata"))
     size = call.header("content-length")
     if size is not None and size.isdecimal() and len(size) <= 18:
         fields["size"] = int(size)
     result = await Upload(guest).run("file-write", fields, call.chunks())
-    await call.answer({"size": result["size"], "created": result["created"]}, 201 if result["created"] else 200)
+    written = {"size": result["size"], "created": result["created"], **_where(result)}
+    await call.answer(written, 201 if result["created"] else 200)
 
 
 async def remove(call: Call) -> None:
     """Remove a file or an empty directory, with ``recursive`` a directory and all in it."""
     fields = _at_path(call)
     fields["recursive"] = parse_flag(call.query, "recursive")
+    fields["missing_ok"] = parse_flag(call.query, "missing_ok")
     await _guest(call).request("remove", fields, timeout_s=REMOVE_TIMEOUT_S)
     await call.answer_empty()
 
@@ -88,6 +96,7 @@ async def remove(call: Call) -> None:
 async def stat(call: Call) -> None:
     """What a path is; a link is itself unless ``follow`` is set."""
     fields = _at_path(call)
+    fields["namespace"] = parse_namespace(call.query.get("namespace"))
     info = await _guest(call).request("stat", {**fields, "follow": parse_flag(call.query, "follow")})
     await call.answer(_file(info, fields["path"]))  # type: ignore[arg-type]
 
@@ -99,6 +108,7 @@ async def list_directory(call: Call) -> None:
     if not (depth.isascii() and depth.isdecimal() and 1 <= int(depth[:4]) <= DEPTH_MAX):
         raise invalid("depth", f"must be a whole number from 1 to {DEPTH_MAX}")
     fields["depth"] = int(depth)
+    fields["namespace"] = parse_namespace(call.query.get("namespace"))
     download = Download(_guest(call))
     await download.open("list-dir", fields)
     try:
@@ -123,11 +133,12 @@ async def mkdir(call: Call) -> None:
     fields = {
         "path": check_path(body.get("path"), "path"),
         "user": parse_user(body.get("user")),
+        "owner": parse_owner(body.get("owner")),
         "mode": parse_mode(_text(body, "mode")),
         "parents": body.get("parents", True) is not False,
     }
     result = await _guest(call).request("mkdir", fields)
-    await call.answer({"created": result["created"]}, 201 if result["created"] else 200)
+    await call.answer({"created": result["created"], **_where(result)}, 201 if result["created"] else 200)
 
 
 async def move(call: Call) -> None:
@@ -137,7 +148,9 @@ async def move(call: Call) -> None:
         "source": check_path(body.get("source"), "source"),
         "target": check_path(body.get("destination"), "destination"),
         "user": parse_user(body.get("user")),
+        "owner": parse_owner(body.get("owner")),
         "overwrite": body.get("overwrite", True) is not False,
+        "parents": body.get("parents", False) is True,
     }
     await _guest(call).request("move", fields)
     await call.answer_empty()
@@ -160,6 +173,7 @@ async def watch(call: Call) -> None:
     """What happens to a file or directory, as server-sent events, until the client goes or the watch is over."""
     fields = _at_path(call)
     fields["recursive"] = parse_flag(call.query, "recursive")
+    fields["marks"] = parse_flag(call.query, "marks")
     download = Download(_guest(call))
     await download.open("watch", fields)
     try:
@@ -172,6 +186,13 @@ async def watch(call: Call) -> None:
         await call.finish()
     finally:
         download.close()
+
+
+async def mark_watches(call: Call) -> None:
+    """Have each watch that was asked for with ``marks`` tell all that has happened by now, and then this mark."""
+    mark = parse_mark(await call.json())
+    await _guest(call).request("watch-mark", {"mark": mark})
+    await call.answer_empty()
 
 
 async def _send_download(
@@ -260,7 +281,14 @@ def _file(info: FileInfo | dict[str, Any], path: str) -> dict[str, Any]:
         "gid": info["gid"],
         "modified_at": _time(info["mtime_ns"]),
         "target": info["target"],
+        **_where(info),
+        **{name: value for name in ("leads_to", "metadata") if (value := info.get(name)) is not None},
     }
+
+
+def _where(info: FileInfo | dict[str, Any]) -> dict[str, Any]:
+    """Where a file is, absolute: told where an owner was named."""
+    return {} if info.get("full_path") is None else {"full_path": info["full_path"]}  # type: ignore[typeddict-item]
 
 
 def _time(nanoseconds: int) -> str | None:
@@ -272,7 +300,12 @@ def _time(nanoseconds: int) -> str | None:
 
 
 def _at_path(call: Call) -> dict[str, Any]:
-    return {"path": parse_path(call.query), "user": parse_user(call.query.get("user"))}
+    query = call.query
+    return {
+        "path": parse_path(query),
+        "user": parse_user(query.get("user")),
+        "owner": parse_owner(query.get("owner")),
+    }
 
 
 def _guest(call: Call) -> Guest:

@@ -8,11 +8,12 @@ import json
 import re
 import signal
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote_to_bytes
 
 from space.errors import InvalidRequest
 from space.model.command import OUTPUT_MIB_DEFAULT, CommandSpec, Tty
+from space.model.ids import is_id
 
 PATH_BYTES_MAX = 4096
 SPEC_BYTES_MAX = 200 * 1024
@@ -21,13 +22,18 @@ ITEMS_MAX = 8192
 OUTPUT_MIB_MAX = 256
 TIMEOUT_S_MAX = 30 * 24 * 3600
 TTY_SIDE_MAX = 10_000
+TAG_CHARS_MAX = 256
+METADATA_MAX = 64
+METADATA_BYTES_MAX = 4096
 QUERY_FIELDS_MAX = 64
 
-_USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,63}")
+_USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,63}(?::[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,63})?")
+_NAMESPACE = re.compile(r"[a-z0-9]{1,16}")
+_MARK = re.compile(r"[A-Za-z0-9]{1,64}")
 _MODE = re.compile(r"0?[0-7]{3,4}")
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
-_COMMAND_FIELDS = {"argv", "command", "cwd", "env", "user", "stdin", "tty", "timeout_s", "output_mib"}
-_EXEC_FIELDS = (_COMMAND_FIELDS - {"stdin", "tty"}) | {"stdin_text"}
+_EXEC_FIELDS = {"argv", "command", "cwd", "env", "user", "stdin_text", "timeout_s", "output_mib"}
+_COMMAND_FIELDS = (_EXEC_FIELDS - {"stdin_text"}) | {"stdin", "tty", "tag", "wait_output"}
 
 
 def invalid(field: str, why: str) -> InvalidRequest:
@@ -80,7 +86,7 @@ def parse_exec(body: Mapping[str, Any]) -> tuple[CommandSpec, bytes | None]:
 
 
 def parse_machine(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the api tells of a machine: template, defaults, driver, resources, env, hostname."""
+    """Return what the api tells of a machine: template, defaults, driver, resources, env, hostname, snapshot."""
     defaults = body.get("template_defaults") or {}
     resources = body.get("resources")
     if not isinstance(defaults, dict):
@@ -92,19 +98,75 @@ def parse_machine(body: Mapping[str, Any]) -> dict[str, Any]:
             raise invalid(field, "must be a string")
     if body.get("driver") is not None and not isinstance(body["driver"], str):
         raise invalid("driver", "must be a string")
-    workdir = defaults.get("workdir")
+    workdir, snapshot = defaults.get("workdir"), body.get("snapshot")
+    if snapshot is not None and not (isinstance(snapshot, str) and is_id("snp", snapshot)):
+        raise invalid("snapshot", "must be the id of a snapshot")
     return {
         "template": body["template_digest"],
+        "snapshot": snapshot,
         "defaults": {
             "env": parse_env(defaults.get("env"), "template_defaults.env"),
             "workdir": None if workdir is None else check_path(workdir, "template_defaults.workdir"),
             "user": parse_user(defaults.get("user")),
+            "entry": _entry(defaults.get("entry")),
         },
         "driver": body.get("driver"),
         "resources": resources,
+        "volumes": _volumes(body.get("volumes")),
         "env": parse_env(body.get("env")),
         "hostname": _hostname(body["hostname"]),
     }
+
+
+def _entry(value: Any) -> dict[str, Any] | None:
+    """Return what a template starts in a fresh machine (decided by its build), or None."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise invalid("template_defaults.entry", "must be an object")
+    entry = cast("dict[str, Any]", value)
+    for name in ("start", "ready"):
+        command = entry.get(name)
+        words = cast("list[Any]", command) if isinstance(command, list) else [command]
+        if command is None and name == "ready":
+            continue
+        if not words or not all(isinstance(word, str) for word in words):
+            raise invalid(f"template_defaults.entry.{name}", "must be a string or a list of strings")
+    timeout_s = entry.get("timeout_s")
+    if timeout_s is not None and (type(timeout_s) not in {int, float} or not 0 < timeout_s <= TIMEOUT_S_MAX):
+        raise invalid("template_defaults.entry.timeout_s", "must be a number of seconds")
+    return {name: entry.get(name) for name in ("start", "ready", "timeout_s")}
+
+
+def _volumes(value: Any) -> list[dict[str, str]]:
+    """Return what is to be mounted where, as the broker is told."""
+    listed = cast("list[Any]", value) if isinstance(value, list) else [None] * (value is not None)
+    mounts: list[dict[str, str]] = []
+    for one in listed:
+        match one:
+            case {"volume": str(volume), "path": str(path)} if is_id("vol", volume):
+                mounts.append({"volume": volume, "path": path})
+            case _:
+                raise invalid("volumes", "must be a list of volumes and paths")
+    return mounts
+
+
+def parse_condition(body: Mapping[str, Any]) -> dict[str, float]:
+    """Return under which condition a machine is to be changed: ``if_idle_s``, or none."""
+    value = body.get("if_idle_s")
+    if value is None:
+        return {}
+    if type(value) not in {int, float} or not 0 <= value <= TIMEOUT_S_MAX:
+        raise invalid("if_idle_s", f"must be a number of seconds from 0 to {TIMEOUT_S_MAX}")
+    return {"if_idle_s": float(value)}
+
+
+def parse_kind(body: Mapping[str, Any]) -> str:
+    """Return what a snapshot is to hold."""
+    kind = body.get("kind")
+    if kind not in {"disk", "full"}:
+        raise invalid("kind", "must be disk or full")
+    return kind
 
 
 def parse_tty(value: Any) -> Tty:
@@ -159,6 +221,45 @@ def parse_user(value: Any) -> str | None:
     if not isinstance(value, str) or _USER.fullmatch(value) is None:
         raise invalid("user", "must be the name or number of a user")
     return value
+
+
+def parse_owner(value: Any) -> str | None:
+    """Return the user whose home relative paths begin in, and whose what is made becomes; None: whoever acts."""
+    if value is not None and (not isinstance(value, str) or _USER.fullmatch(value) is None):
+        raise invalid("owner", "must be the name or number of a user")
+    return value
+
+
+def parse_namespace(value: str | None) -> str | None:
+    """Return the name under which a file's extended attributes are looked for."""
+    if value is not None and _NAMESPACE.fullmatch(value) is None:
+        raise invalid("namespace", "must be 1 to 16 lower-case letters and digits")
+    return value
+
+
+def parse_metadata(value: str | None) -> dict[str, str] | None:
+    """Return what a file's extended attributes are to be, from JSON; None: they stay."""
+    if value is None:
+        return None
+    try:
+        given: Any = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise invalid("metadata", "must be a JSON object of strings") from error
+    if not isinstance(given, dict) or len(given) > METADATA_MAX:
+        raise invalid("metadata", f"must be a JSON object of at most {METADATA_MAX} strings")
+    for name, text in cast("dict[str, Any]", given).items():
+        if not name or not isinstance(text, str) or len(text) > METADATA_BYTES_MAX:
+            raise invalid("metadata", f"must have strings of at most {METADATA_BYTES_MAX} bytes")
+        _bytes_without_nul("metadata", name + text)
+    return cast("dict[str, str]", given)
+
+
+def parse_mark(body: Mapping[str, Any]) -> str:
+    """Return the text by which a watcher knows that it has been told everything."""
+    mark = body.get("mark")
+    if not isinstance(mark, str) or _MARK.fullmatch(mark) is None:
+        raise invalid("mark", "must be 1 to 64 letters and digits")
+    return mark
 
 
 def parse_mode(value: str | None) -> int | None:
@@ -240,6 +341,8 @@ def _spec(body: Mapping[str, Any], *, stdin: bool, tty: Tty | None) -> CommandSp
         tty=tty,
         timeout_s=_timeout(body.get("timeout_s")),
         output_mib=_output_mib(body.get("output_mib", OUTPUT_MIB_DEFAULT)),
+        tag=_tag(body.get("tag")),
+        wait_output=_boolean(body, "wait_output"),
     )
     if len(json.dumps([spec.argv, spec.env])) > SPEC_BYTES_MAX:
         raise invalid("argv", f"and `env` together must be at most {SPEC_BYTES_MAX} bytes as JSON")
@@ -273,6 +376,12 @@ def _timeout(value: Any) -> float | None:
     if type(value) not in {int, float} or not 0 < value <= TIMEOUT_S_MAX:
         raise invalid("timeout_s", f"must be a number of seconds above 0 and at most {TIMEOUT_S_MAX}")
     return float(value)
+
+
+def _tag(value: Any) -> str | None:
+    if value is not None and not (isinstance(value, str) and 0 < len(value) <= TAG_CHARS_MAX):
+        raise invalid("tag", f"must be text of 1 to {TAG_CHARS_MAX} characters")
+    return value
 
 
 def _output_mib(value: Any) -> int:

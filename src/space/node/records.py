@@ -1,4 +1,4 @@
-"""What the node remembers of commands and machines on disk, so that its own death loses nothing.
+"""What the node remembers of commands, machines and snapshots on disk, so that its own death loses nothing.
 
 Small JSON files, each replaced as a whole. They survive SIGKILL (page cache), which is what is promised; not a power
 cut, after which no command runs any more anyway.
@@ -7,6 +7,7 @@ cut, after which no command runs any more anyway.
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ TOKENS_MAX = 16
 FREE_BYTES_MIN = 512 * 1024 * 1024
 """Output of commands never takes the last of the disk, which the api's store may share."""
 FREE_LOOK_S = 0.1
+_KEPT = ("machine_id", "active_at", "ports")
 
 BOOTING = "booting"
 READY = "ready"
@@ -55,6 +57,10 @@ class CommandRecord:
     exit: Exit | None = None
     produced: dict[str, int] = field(default_factory=dict)
     tokens: list[str] = field(default_factory=list)
+    pid: int | None = None
+    """Of its first process, in the guest, once it has been started."""
+    forked_from: str | None = None
+    """The command of another sandbox that this one is a copy of."""
 
 
 class CommandRecords:
@@ -103,17 +109,24 @@ class CommandRecords:
 
 
 class MachineRecords:
-    """The directory ``machines/``: for each machine what its guest is to be told when it boots."""
+    """The directory ``machines/``: for each machine what its guest is to be told, and how far that got."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def save(self, machine: str, value: dict[str, Any]) -> None:
-        write_json(self._directory / f"{machine}.json", value)
+    def begin(self, machine: str, request: dict[str, Any]) -> None:
+        """Take note that a machine is to be booted. It is who it was, if it was there before."""
+        before = self.load(machine) or {}
+        kept = {"machine_id": secrets.token_hex(16), **{k: before[k] for k in _KEPT if k in before}}
+        if before and request.get("snapshot") == before["request"].get("snapshot"):
+            kept["rename"] = before.get("rename")
+        self._save(machine, {**kept, "request": request, "phase": BOOTING})
 
     def load(self, machine: str) -> dict[str, Any] | None:
-        """Return what was saved, or None when nothing (whole) was."""
+        """Return what was saved: ``request``, ``phase``, ``machine_id``, ``rename`` (ids of commands of the machine it
+        is a copy of, and what they are called here), ``active_at``. None when nothing (whole) was.
+        """
         try:
             value = json.loads((self._directory / f"{machine}.json").read_bytes())
         except (OSError, ValueError):
@@ -130,16 +143,50 @@ class MachineRecords:
         saved = self.load(machine)
         return saved["phase"] if saved is not None else None
 
-    def note(self, machine: str, phase: str) -> None:
+    def note(self, machine: str, **changes: Any) -> None:
+        """Change what is known of a machine; one of which nothing is known stays so."""
         saved = self.load(machine)
-        if saved is not None and saved["phase"] != phase:
-            self.save(machine, {**saved, "phase": phase})
+        if saved is not None and (changed := {**saved, **changes}) != saved:
+            self._save(machine, changed)
 
     def remove(self, machine: str) -> None:
         (self._directory / f"{machine}.json").unlink(missing_ok=True)
 
     def names(self) -> list[str]:
         return [path.stem for path in self._directory.glob("*.json") if is_id("sbx", path.stem)]
+
+    def _save(self, machine: str, value: dict[str, Any]) -> None:
+        write_json(self._directory / f"{machine}.json", value)
+
+
+class SnapshotNotes:
+    """The directory ``snapshots/``: for each snapshot the commands that ran in it, so that its copies can go on."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def save(self, snapshot: str, running: list[CommandRecord]) -> list[str]:
+        """Take note of what runs, and return the commands' ids. What was noted before is true: it is not repeated."""
+        known = self.load(snapshot)
+        if known is None:
+            known = {record.id: record for record in running}
+            write_json(self._directory / f"{snapshot}.json", {"commands": [asdict(record) for record in running]})
+        return list(known)
+
+    def load(self, snapshot: str) -> dict[str, CommandRecord] | None:
+        """Return the commands by their ids then; None when nothing (whole) was noted."""
+        try:
+            rows = json.loads((self._directory / f"{snapshot}.json").read_bytes())["commands"]
+            return {record.id: record for record in map(_record, rows)}
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def remove(self, snapshot: str) -> None:
+        (self._directory / f"{snapshot}.json").unlink(missing_ok=True)
+
+    def names(self) -> list[str]:
+        return [path.stem for path in self._directory.glob("*.json") if is_id("snp", path.stem)]
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,9 +1,25 @@
 """The route table of the node: method, path, who may use it, and the function that answers."""
 
-from space.node import http_commands, http_exec, http_files, http_machines, streams
+from space.node import (
+    http_builds,
+    http_commands,
+    http_exec,
+    http_files,
+    http_machines,
+    http_ports,
+    http_volumes,
+    streams,
+)
 from space.node.table import Access, Endpoint
 
-LOCAL, SANDBOX, COMMAND = Access.LOCAL, Access.SANDBOX, Access.COMMAND
+PREVIEW_HOST = "{port}-{sandbox}.{domain}"
+LOCAL, SANDBOX, COMMAND, PORT = Access.LOCAL, Access.SANDBOX, Access.COMMAND, Access.PORT
+PORT_PATH = "/v1/sandboxes/{sandbox}/ports/{port}/{path:path}"
+PREVIEW = (
+    Endpoint("*", PREVIEW_HOST, PORT, http_ports.pass_on),
+    Endpoint("WS", PREVIEW_HOST, PORT, http_ports.pass_on),
+)
+"""Not by path: what comes to the own host of a port is for its server, whatever the path."""
 
 ROUTES: tuple[Endpoint, ...] = (
     Endpoint("GET", "/healthz", LOCAL, http_machines.healthz),
@@ -11,20 +27,52 @@ ROUTES: tuple[Endpoint, ...] = (
     Endpoint("GET", "/metrics", LOCAL, http_machines.metrics),
     Endpoint("PUT", "/token-key", LOCAL, http_machines.set_token_key),
     Endpoint("GET", "/templates", LOCAL, http_machines.templates),
+    Endpoint("DELETE", "/templates/{digest}", LOCAL, http_builds.drop_template),
+    Endpoint("POST", "/templates/{digest}/warm", LOCAL, http_machines.warm_template),
+    Endpoint("GET", "/builds", LOCAL, http_builds.list_builds),
+    Endpoint("PUT", "/builds/{build}", LOCAL, http_builds.begin),
+    Endpoint("GET", "/builds/{build}", LOCAL, http_builds.show),
+    Endpoint("DELETE", "/builds/{build}", LOCAL, http_builds.remove),
+    Endpoint("GET", "/builds/{build}/log", LOCAL, http_builds.log),
+    Endpoint("POST", "/builds/{build}/cancel", LOCAL, http_builds.cancel),
+    Endpoint("PUT", "/uploads/{upload}", LOCAL, http_builds.append),
+    Endpoint("GET", "/uploads/{upload}", LOCAL, http_builds.show_upload),
+    Endpoint("DELETE", "/uploads/{upload}", LOCAL, http_builds.remove_upload),
+    Endpoint("GET", "/build-cache", LOCAL, http_builds.show_cache),
+    Endpoint("POST", "/build-cache/gc", LOCAL, http_builds.collect_cache),
     Endpoint("GET", "/doctor", LOCAL, http_machines.doctor),
+    Endpoint("GET", "/drivers", LOCAL, http_machines.drivers),
     Endpoint("GET", "/machines", LOCAL, http_machines.list_machines),
     Endpoint("GET", "/machines/events", LOCAL, http_machines.events),
+    Endpoint("GET", "/machines/activity", LOCAL, http_machines.activity),
+    Endpoint("GET", "/pool", LOCAL, http_machines.pool),
+    Endpoint("POST", "/gc", LOCAL, http_machines.collect_garbage),
+    Endpoint("GET", "/snapshots", LOCAL, http_machines.list_snapshots),
+    Endpoint("DELETE", "/snapshots/{snapshot}", LOCAL, http_machines.drop_snapshot),
+    Endpoint("GET", "/volumes", LOCAL, http_volumes.list_all),
+    Endpoint("PUT", "/volumes/{volume}", LOCAL, http_volumes.make),
+    Endpoint("DELETE", "/volumes/{volume}", LOCAL, http_volumes.drop),
     Endpoint("GET", "/machines/{sandbox}", LOCAL, http_machines.inspect),
     Endpoint("PUT", "/machines/{sandbox}", LOCAL, http_machines.boot),
     Endpoint("DELETE", "/machines/{sandbox}", LOCAL, http_machines.destroy),
+    Endpoint("GET", "/machines/{sandbox}/ports", LOCAL, http_ports.list_exposed),
+    Endpoint("PUT", "/machines/{sandbox}/ports/{port}", LOCAL, http_ports.expose),
+    Endpoint("DELETE", "/machines/{sandbox}/ports/{port}", LOCAL, http_ports.hide),
+    Endpoint("PUT", "/machines/{sandbox}/wanted", LOCAL, http_ports.answer_wanted),
+    Endpoint("POST", "/machines/{sandbox}/entry", LOCAL, http_machines.enter_again),
     Endpoint("POST", "/machines/{sandbox}/{verb}", LOCAL, http_machines.act),
+    Endpoint("POST", "/machines/{sandbox}/snapshots/{snapshot}", LOCAL, http_machines.snapshot),
     Endpoint("GET", "/v1/sandboxes/{sandbox}/metrics", SANDBOX, http_machines.usage),
+    Endpoint("*", PORT_PATH, PORT, http_ports.pass_on),
+    Endpoint("WS", PORT_PATH, PORT, http_ports.pass_on),
+    Endpoint("WS", "/v1/sandboxes/{sandbox}/tunnels/{port}", SANDBOX, http_ports.tunnel),
     Endpoint("POST", "/v1/sandboxes/{sandbox}/exec", SANDBOX, http_exec.run),
     Endpoint("POST", "/v1/sandboxes/{sandbox}/commands", SANDBOX, http_commands.create),
     Endpoint("GET", "/v1/sandboxes/{sandbox}/commands", SANDBOX, http_commands.list_commands),
     Endpoint("GET", "/v1/commands/{command}", COMMAND, http_commands.show),
     Endpoint("GET", "/v1/commands/{command}/output", COMMAND, http_commands.output),
     Endpoint("POST", "/v1/commands/{command}/signal", COMMAND, http_commands.signal),
+    Endpoint("POST", "/v1/commands/{command}/resize", COMMAND, http_commands.resize),
     Endpoint("POST", "/v1/commands/{command}/stdin", COMMAND, http_commands.stdin),
     Endpoint("WS", "/v1/commands/{command}/attach", COMMAND, streams.attach),
     Endpoint("GET", "/v1/sandboxes/{sandbox}/files", SANDBOX, http_files.read),
@@ -37,4 +85,5 @@ ROUTES: tuple[Endpoint, ...] = (
     Endpoint("GET", "/v1/sandboxes/{sandbox}/files/archive", SANDBOX, http_files.read_archive),
     Endpoint("PUT", "/v1/sandboxes/{sandbox}/files/archive", SANDBOX, http_files.write_archive),
     Endpoint("GET", "/v1/sandboxes/{sandbox}/files/watch", SANDBOX, http_files.watch),
+    Endpoint("POST", "/v1/sandboxes/{sandbox}/files/watch/mark", SANDBOX, http_files.mark_watches),
 )

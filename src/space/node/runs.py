@@ -103,7 +103,7 @@ class Run:
         for number in self._numbers.values():
             self.guest.drop(number)
         self.guest.tell("forget", {"id": self.id})
-        self._settle(Exit(ExitKind.LOST) if self._torn else end)
+        self._settle(Exit(ExitKind.LOST) if self._torn and end.kind is not ExitKind.OOM_KILLED else end)
 
     def resume(self, places: dict[str, StreamPlace]) -> None:
         """The guest was greeted anew and still has the program."""
@@ -126,7 +126,8 @@ class Run:
     def on_reset(self, number: int, error: SpaceError) -> None:
         if number in self._names:
             self._torn = True
-        if isinstance(error, MachineLost):
+        # Of a guest that was lost it is found out why: only then is it told how its commands ended.
+        if isinstance(error, MachineLost) and not self.guest.lost:
             self._settle(Exit(ExitKind.LOST))
 
     def on_room(self, number: int, acked: int) -> None:  # noqa: ARG002

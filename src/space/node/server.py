@@ -11,7 +11,6 @@ import pwd
 import resource
 import signal
 import socket
-import struct
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,10 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from space.errors import HostError
-from space.listening import BoundedProtocol, check_address
-from space.node.http import build_app
+from space.listening import check_address, trusting
+from space.node.http import build_app, gives_away
 from space.node.node import Node
+from space.node.ports.upgrades import upgradable
 from space.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -33,27 +33,6 @@ CONNECTIONS_MAX = 4096
 WEBSOCKET_MESSAGE_BYTES_MAX = 512 * 1024
 SHUTDOWN_S = 3
 BACKLOG = 1024
-_PEER = struct.Struct("3i")
-
-
-def trusting(uids: frozenset[int]) -> type[BoundedProtocol]:
-    """Return the protocol for the Unix socket: peers that run as somebody else than ``uids`` are cut off."""
-
-    class TrustingProtocol(BoundedProtocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(transport)
-            if peer_uid(transport) not in uids:
-                log.warning("stranger-refused")
-                transport.abort()
-
-    return TrustingProtocol
-
-
-def peer_uid(transport: asyncio.BaseTransport) -> int:
-    """Return the user id of the process at the other end of a Unix socket, as the kernel saw it connect."""
-    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as peer:
-        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    return _PEER.unpack(credentials)[1]
 
 
 class _Server(uvicorn.Server):
@@ -74,7 +53,7 @@ async def serve(settings: Settings) -> None:
     async with Node(settings) as node:
         unix, tcp = _bind_unix(settings), _bind_tcp(settings)
         local = _server(build_app(node, local=True), trusting(_trusted(settings)), None)
-        public = _server(build_app(node), BoundedProtocol, CONNECTIONS_MAX)
+        public = _server(build_app(node), upgradable(gives_away(node)), CONNECTIONS_MAX)
         servers = (local, public)
 
         def stop() -> None:

@@ -50,8 +50,17 @@ class Output:
 class Session:
     """A command. Everything here runs in the event loop's thread; the guest's callbacks never block."""
 
-    def __init__(self, record: CommandRecord, records: CommandRecords, grown: Callable[[str, int], None]) -> None:
-        """``grown`` is told the sandbox and by how many bytes more output is kept; it raises what forbids that."""
+    def __init__(
+        self,
+        record: CommandRecord,
+        records: CommandRecords,
+        grown: Callable[[str, int], None],
+        starts: Mapping[str, int] | None = None,
+    ) -> None:
+        """``grown`` is told the sandbox and by how many bytes more output is kept; it raises what forbids that.
+
+        ``starts`` is where the streams go on, of a command that is the copy of another.
+        """
         self.record = record
         self._records = records
         self._grown = grown
@@ -63,7 +72,10 @@ class Session:
         self._error: SpaceError | None = None
         keep = record.spec.output_mib * MIB
         names = (TTY,) if record.spec.tty else ("stdout", "stderr")
-        self._outputs = {name: Output(name, Spool(records.spool_path(record.id, name), keep)) for name in names}
+        self._outputs = {
+            name: Output(name, Spool(records.spool_path(record.id, name), keep, (starts or {}).get(name, 0)))
+            for name in names
+        }
 
     # --- what it is
 
@@ -111,7 +123,8 @@ class Session:
             self.record.state = CommandState.RUNNING
             self._save()
             try:
-                await guest.request("start", start_fields(self.record), timeout_s=START_TIMEOUT_S)
+                started = await guest.request("start", start_fields(self.record), timeout_s=START_TIMEOUT_S)
+                self.record.pid = started["pid"]
             except OutcomeUnknown:
                 raise  # The next greeting tells whether it was started.
             except SpaceError:
@@ -243,9 +256,10 @@ class Session:
             self._stdin.on_room(acked)
             self._wake()
 
-    def resume(self, guest: Guest, places: Mapping[str, StreamPlace]) -> None:
+    def resume(self, guest: Guest, places: Mapping[str, StreamPlace], pid: int | None) -> None:
         """Go on with a command that the guest says it has. Only from the guest's welcome."""
         self._guest = guest
+        self.record.pid = self.record.pid or pid
         self._confirm()
         for name, output in self._outputs.items():
             output.acked = output.spool.total
@@ -272,7 +286,7 @@ class Session:
         if self.ended:
             return
         record = self.record
-        record.exit = Exit(ExitKind.LOST) if self._torn else end
+        record.exit = Exit(ExitKind.LOST) if self._torn and end.kind is not ExitKind.OOM_KILLED else end
         record.ended_at = time.time()
         record.produced = self.produced
         record.state = CommandState.ENDED
@@ -388,5 +402,6 @@ def start_fields(record: CommandRecord) -> dict[str, Any]:
         "user": spec.user,
         "tty": {"rows": spec.tty.rows, "cols": spec.tty.cols} if spec.tty else None,
         "timeout_s": spec.timeout_s,
+        "wait_output": spec.wait_output,
         "streams": streams,
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 from space.errors import HostError
 
 MAGIC = b"SPSPOOL1"
-HEADER = struct.Struct(">8sQQQ")
+HEADER = struct.Struct(">8sQQQQ")
 HEADER_BYTES = 4096
 TOTAL = struct.Struct(">Q")
 TOTAL_AT = 24
@@ -26,23 +26,24 @@ class Spool:
     """One stream's output in the file ``path``, as its last writer left it. Not for use from several threads.
 
     ``keep_bytes`` is how much is kept: half from the start of the stream, half from its end. ``total`` counts all bytes
-    there ever were. Raises ``HostError`` when the file is no spool.
+    there ever were; of a new stream that goes on from another's, ``start`` of them were never here. Raises
+    ``HostError`` when the file is no spool.
     """
 
-    def __init__(self, path: Path, keep_bytes: int) -> None:
+    def __init__(self, path: Path, keep_bytes: int, start: int = 0) -> None:
         self._path = path
         self._head = keep_bytes // 2
         self._tail = max(keep_bytes - self._head, TAIL_BYTES_MIN)
         self._fd = -1
-        self.total = 0
-        if path.exists():
+        self._start = self.total = start
+        if start or path.exists():
             self._open()
             self.close()
 
     @property
     def kept_bytes(self) -> int:
         """How much of the disk the stream takes, but for the header."""
-        return min(self.total, self._head + self._tail + APPEND_BYTES_MAX)
+        return min(self.total - self._start, self._head + self._tail + APPEND_BYTES_MAX)
 
     def append(self, data: bytes | memoryview) -> None:
         """Add bytes at the end of the stream. Raises ``OSError`` when the host's disk does not take them."""
@@ -54,6 +55,7 @@ class Spool:
 
     def kept_from(self, offset: int) -> int:
         """Return the first offset at or after ``offset`` whose byte is still kept (``total`` when there is none)."""
+        offset = max(offset, self._start)
         if offset < self._head:
             return min(offset, self.total)
         return min(max(offset, self.total - self._tail, self._head), self.total)
@@ -76,10 +78,11 @@ class Spool:
     def _open(self) -> None:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         header = os.pread(descriptor, HEADER.size, 0)
-        if len(header) == HEADER.size and header[: len(MAGIC)] == MAGIC:
-            _, self._head, self._tail, self.total = HEADER.unpack(header)
+        if header[: len(MAGIC)] == MAGIC:
+            # One of an earlier version may end before the last field.
+            _, self._head, self._tail, self.total, self._start = HEADER.unpack(header.ljust(HEADER.size, b"\0"))
         elif not header:
-            os.pwrite(descriptor, HEADER.pack(MAGIC, self._head, self._tail, 0), 0)
+            os.pwrite(descriptor, HEADER.pack(MAGIC, self._head, self._tail, self.total, self._start), 0)
         else:
             os.close(descriptor)
             raise HostError("Retained output is damaged.", code="spool-damaged")

@@ -75,7 +75,8 @@ class _Client:
     async def serve(self) -> None:
         """Hand out everything up to the exit record; then close. Raises ``_Closed`` when the client does first."""
         stdin = {"stdin": self._session.stdin_safe, "stdin_next": self._session.stdin_next}
-        await self._say({"type": "started", "command": self._session.id, **stdin})
+        pid = self._session.record.pid
+        await self._say({"type": "started", "command": self._session.id, "pid": pid, **stdin})
         async with asyncio.TaskGroup() as group:
             listener = group.create_task(self._listen())
             await self._hand_out()

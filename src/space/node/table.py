@@ -16,11 +16,13 @@ class Access(Enum):
     """Whoever has a token for the sandbox ``{sandbox}`` of the path."""
     COMMAND = "command"
     """Whoever has a token for the command ``{command}`` of the path, or for its sandbox."""
+    PORT = "port"
+    """Whoever has a token for the port ``{port}`` of ``{sandbox}``, or for that; everybody where it is public."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One route: method (or WS), path, who may use it, and the function that answers."""
+    """One route: method (WS, or * for any other), path, who may use it, and the function that answers."""
 
     method: str
     path: str

@@ -1,6 +1,7 @@
 """Ownership of background work: every task belongs to one owner, which ends them all when it closes."""
 
 import asyncio
+import contextvars
 from collections.abc import Coroutine
 from typing import Any
 
@@ -23,7 +24,8 @@ class Tasks:
         if self._closed:
             work.close()
             return None
-        task = asyncio.get_running_loop().create_task(work, name=name)
+        # A context of its own: what goes on behind the request that began it is not that request's any more.
+        task = asyncio.get_running_loop().create_task(work, name=name, context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task

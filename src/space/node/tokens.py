@@ -1,4 +1,4 @@
-"""Who may use the data plane: short-lived tokens signed by the api, each for one sandbox or one command.
+"""Who may use the data plane: tokens signed by the api, each for one sandbox, or one command or port of it.
 
 The node holds only the public key. Tokens are never logged or stored; what is kept of one is its SHA-256.
 """
@@ -28,15 +28,24 @@ LEEWAY_S = 5
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one valid signature allows: all of a sandbox, or one command of it when ``command_id`` is set.
+    """What one valid signature allows: all of a sandbox, or one command or one port of it where that is set.
 
-    ``expired`` is the caller's to judge: what was attached with this very token (``fingerprint``) may be again.
+    ``expired`` is the caller's to judge: what was attached with this very token (``fingerprint``) may be again. A token
+    for a port is good as long as that is exposed under ``key``.
     """
 
     sandbox_id: str
     command_id: str | None
     expired: bool
     fingerprint: str
+    expires_at: float
+    port: int | None = None
+    key: str | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is for all of the sandbox."""
+        return self.command_id is None and self.port is None
 
 
 class TokenVerifier:
@@ -86,13 +95,15 @@ class TokenVerifier:
 
 def _grant(claims: dict[str, Any], token: str) -> Grant:
     sandbox_id, scope, command_id, expires = claims["sub"], claims.get("scope"), claims.get("cmd"), claims["exp"]
+    port, key = claims.get("port"), claims.get("key")
     well_formed = (
         isinstance(sandbox_id, str)
         and is_id("sbx", sandbox_id)
         and isinstance(expires, int | float)
         and (
-            (scope == "sandbox" and command_id is None)
-            or (scope == "command" and isinstance(command_id, str) and is_id("cmd", command_id))
+            (scope == "sandbox" and command_id is None and port is None)
+            or (scope == "command" and isinstance(command_id, str) and is_id("cmd", command_id) and port is None)
+            or (scope == "port" and command_id is None and type(port) is int and isinstance(key, str))
         )
     )
     if not well_formed:
@@ -102,6 +113,9 @@ def _grant(claims: dict[str, Any], token: str) -> Grant:
         command_id=command_id,
         expired=time.time() > expires + LEEWAY_S,
         fingerprint=hashlib.sha256(token.encode()).hexdigest(),
+        expires_at=expires,
+        port=port,
+        key=key,
     )
 
 

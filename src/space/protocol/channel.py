@@ -123,8 +123,7 @@ class Channel:
     def open_send(self, number: int, *, durable: bool = False, offset: int = 0) -> None:
         """Begin to send on a stream, its next byte being number ``offset``. ``durable``: it survives ``hello``."""
         self._open(self._sends, number)
-        self._sends[number] = half = SendHalf(number, durable=durable, offset=offset)
-        self._turns.append(half)
+        self._sends[number] = SendHalf(number, durable=durable, offset=offset)
 
     def open_receive(self, number: int, *, durable: bool = False, offset: int = 0) -> None:
         """Begin to receive on a stream, of which ``offset`` bytes are already safe here (and acknowledged now)."""
@@ -161,12 +160,14 @@ class Channel:
         half = self._sends.get(number)
         if half is not None:
             half.append(data)
+            self._schedule(half)
 
     def end(self, number: int) -> None:
         """All of the stream was given to ``send``: it is complete. Again, or not open: no effect."""
         half = self._sends.get(number)
         if half is not None:
             half.ended = True
+            self._schedule(half)
 
     def ack(self, number: int, offset: int) -> None:
         """All bytes before ``offset`` are safe here: the sender may go on and need not keep them."""
@@ -258,9 +259,13 @@ class Channel:
             raise ChannelError(f"Stream {number} is in use")
 
     def _forget_send(self, number: int) -> None:
-        half = self._sends.pop(number, None)
-        if half is not None:
-            self._turns.remove(half)
+        self._sends.pop(number, None)  # Its turn, if it waits for one, is passed over.
+
+    def _schedule(self, half: SendHalf) -> None:
+        """Give a stream that has something to send a turn. The others cost nothing, however many they are."""
+        if half.ready and not half.queued:
+            half.queued = True
+            self._turns.append(half)
 
     def _refill(self) -> None:
         while self._control and self._pending_bytes < PENDING_BYTES_MAX:
@@ -276,15 +281,12 @@ class Channel:
             if half.consumed == half.length and not half.durable:
                 del self._receives[half.number]
         turns = self._turns
-        idle = 0
-        while idle < len(turns) and self._pending_bytes < PENDING_BYTES_MAX:
-            half = turns[0]
-            turns.rotate(-1)
-            if half.ready:
-                idle = 0
+        while turns and self._pending_bytes < PENDING_BYTES_MAX:
+            half = turns.popleft()
+            half.queued = False
+            if half.ready and self._sends.get(half.number) is half:
                 self._put_data(half)
-            else:
-                idle += 1
+                self._schedule(half)
 
     def _put_data(self, half: SendHalf) -> None:
         if half.announce:

@@ -19,6 +19,7 @@ class MessageError(ValueError):
 
 REQUIRED = object()
 """Stands in a shape where a field has no default."""
+_HEXADECIMAL = frozenset("0123456789abcdef")
 
 
 def text(bytes_max: int, *, empty: bool = False) -> Check:
@@ -35,6 +36,17 @@ def text(bytes_max: int, *, empty: bool = False) -> Check:
             raise MessageError(f"is longer than {bytes_max} bytes")
         if "\0" in value:
             raise MessageError("must not contain NUL")
+        return value
+
+    return check
+
+
+def hexadecimal(digits: int) -> Check:
+    """Lower-case hexadecimal text of that many digits."""
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or len(value) != digits or not _HEXADECIMAL.issuperset(value):
+            raise MessageError(f"must be {digits} lower-case hexadecimal digits")
         return value
 
     return check

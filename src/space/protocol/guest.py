@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GuestChannel(Channel):
-    """The guest's end. Says nothing until it is greeted, nor from ``fall_silent`` to the next greeting."""
+    """The guest's end. Says nothing until it is greeted, nor from ``fall_silent`` to the next greeting or ``speak``."""
 
     def __init__(self) -> None:
         super().__init__(FrameType.HELLO, hunting=True)
@@ -26,20 +26,23 @@ class GuestChannel(Channel):
         self._number = 0
         self._requests: set[int] = set()
         self._later: list[tuple[tuple[int, ...], list[bytes | memoryview]]] = []
+        self._unsaid: list[list[bytes | memoryview]] | None = None
+        """What would have been said since ``fall_silent``; None when silence is not of that kind."""
 
     @property
     def silent(self) -> bool:
         """Whether nothing may be said until the next greeting."""
         return self._silent
 
-    def welcome(self, boot_id: str, pid: int, commands: list[CommandRecord]) -> None:
+    def welcome(self, boot_id: str, pid: int, commands: list[CommandRecord], *, standing: bool = False) -> None:
         """Answer ``Greeted``, before anything else is done on the channel. The streams of ``commands`` go on from what
         the host has acknowledged; events of their ends must be given to ``event`` again.
         """
         self._silent = False
+        self._unsaid = None
         self._queue([PADDING])
         message = {"version": messages.VERSION, "nonce": self._nonce, "boot_id": boot_id, "pid": pid}
-        self._say(FrameType.WELCOME, 0, {**message, "number": self._number, "commands": commands})
+        self._say(FrameType.WELCOME, 0, {**message, "number": self._number, "standing": standing, "commands": commands})
 
     def reply(self, number: int, ok: dict[str, Any] | None = None) -> None:
         """Answer a request; one that was asked before the last greeting is dropped."""
@@ -58,15 +61,32 @@ class GuestChannel(Channel):
 
     def event(self, fields: dict[str, Any], *, after: Iterable[int] = (), stream: int = 0) -> None:
         """Report something, once the ends of all the streams ``after`` are sent. A new greeting drops what waits."""
-        if not self._silent:
+        if not self._silent or self._unsaid is not None:
             buffers = encode(FrameType.EVENT, stream, messages.encode_json(fields))
             self._later.append((tuple(after), buffers))
 
     def fall_silent(self, number: int, ok: dict[str, Any] | None = None) -> None:
-        """Answer a request with the last frame before the next greeting."""
+        """Answer a request with the last frame before the next greeting or ``speak``. What is to be said meanwhile is
+        kept for ``speak``; a greeting drops it.
+        """
+        self.speak()
         self.reply(number, ok)
         self._silent = True
-        self._later.clear()
+        self._unsaid = []
+
+    def speak(self) -> None:
+        """Go on after ``fall_silent`` on the same connection, of which no byte was lost. Otherwise: no effect."""
+        if self._unsaid is not None:
+            unsaid, self._unsaid = self._unsaid, None
+            self._silent = False
+            for buffers in unsaid:
+                self._queue(buffers)
+
+    def _say(self, kind: FrameType, number: int, message: dict[str, Any]) -> None:
+        if self._unsaid is not None:
+            self._unsaid.append(encode(kind, number, messages.encode_json(message)))
+        else:
+            super()._say(kind, number, message)
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.kind is FrameType.HELLO:
@@ -83,6 +103,7 @@ class GuestChannel(Channel):
             self._decoder.refuse()
             return
         self._silent = True
+        self._unsaid = None
         self._nonce = hello["nonce"]
         self._drop_outgoing()
         self._later.clear()
@@ -90,6 +111,7 @@ class GuestChannel(Channel):
         self._end_transfers()
         for send in self._sends.values():
             send.rewind()
+            self._schedule(send)
         for receive in self._receives.values():
             receive.at(receive.received)
             receive.acked = receive.consumed

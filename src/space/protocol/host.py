@@ -26,9 +26,10 @@ class HostChannel(Channel):
         self.welcomed = False
         """Whether the guest answered the last hello."""
 
-    def hello(self) -> None:
+    def hello(self, *, cut: bool = True) -> None:
         """Greet the guest. Everything queued and not written is dropped, streams of files and unanswered requests end
-        (as events), and nothing is taken from the guest until it answers. Requests may be made at once.
+        (as events), and nothing is taken from the guest until it answers. Requests may be made at once. Where no frame
+        can have been ``cut`` on its way to the guest, nothing has to be filled up.
         """
         self._drop_outgoing()
         self._decoder.hunt()
@@ -42,7 +43,8 @@ class HostChannel(Channel):
         for half in self._sends.values():
             half.held = True
         self._nonce = os.urandom(16).hex()
-        self._queue([PADDING])
+        if cut:
+            self._queue([PADDING])
         self._say(FrameType.HELLO, 0, {"version": messages.VERSION, "nonce": self._nonce})
 
     def new_number(self) -> int:
@@ -81,6 +83,7 @@ class HostChannel(Channel):
         half.acked = acked
         half.ended = half.ended or ended
         half.eof_sent = ended
+        self._schedule(half)
 
     def _on_out_of_step(self) -> None:
         self._events.append(OutOfStep())

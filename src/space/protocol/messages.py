@@ -14,6 +14,7 @@ from space.protocol.checks import (
     MessageError,
     boolean,
     choice,
+    hexadecimal,
     integer,
     items,
     mapping,
@@ -27,15 +28,19 @@ from space.protocol.frames import NUMBER_MAX, OFFSET_MAX, PAYLOAD_BYTES_MAX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypedDict
+    from typing import Any, NotRequired, TypedDict
 
 VERSION = 1
 PATH_BYTES_MAX = 4096
 ARGUMENTS_MAX = 16384
 ENVIRONMENT_MAX = 4096
 TEXT_BYTES_MAX = 128 * 1024
+METADATA_MAX = 64
+METADATA_BYTES_MAX = 4096
 COMMANDS_MAX = 256
 """Commands a guest keeps a record of at one time, running or ended but not yet forgotten; all fit into WELCOME."""
+HOOKS_MAX = 64
+"""Hooks run at one event, and told of in the answer."""
 REQUESTS_MAX = 1024
 """Requests without an answer at one time."""
 
@@ -51,28 +56,41 @@ _nanoseconds = integer(0, 2**63 - 1)
 _tty = shape({"rows": (_size, 24), "cols": (_size, 80)})
 _entropy = text(4096)
 _maybe_user = (optional(_user), None)
-_at_path = {"path": (_path, REQUIRED), "user": _maybe_user}
+_at_path = {"path": (_path, REQUIRED), "user": _maybe_user, "owner": _maybe_user}
+"""With an ``owner`` what is relative, or begins with ``~``, begins in that user's home, and what is made is theirs."""
+_namespace = (optional(text(32)), None)
+"""Of a file's extended attributes those called ``user.<namespace>.…`` are told, and replaced where others are given."""
+_metadata = mapping(text(255), text(METADATA_BYTES_MAX, empty=True), METADATA_MAX)
 _by_id = {"id": (_id, REQUIRED)}
+_no_limits = {"cpus": None, "memory_mib": None, "pids": None, "open_files": None}
+_limits = shape(
+    {
+        "cpus": (optional(number(0.001, 4096)), None),
+        "memory_mib": (optional(integer(1, 2**24)), None),
+        "pids": (optional(integer(1, 2**22)), None),
+        "open_files": (optional(integer(16, 2**20)), None),
+    }
+)
+_world = {
+    "now_ns": (optional(_nanoseconds), None),
+    "entropy": (optional(_entropy), None),
+    "hostname": (optional(text(64)), None),
+    "machine_id": (optional(hexadecimal(32)), None),
+}
+"""What a guest is told of the world that it finds itself in: time, randomness, and who it is."""
 
 REQUESTS = {
     "configure": shape(
         {
-            "hostname": (optional(text(64)), None),
+            **_world,
             "env": (optional(_env), None),
             "workdir": (optional(_path), None),
             "user": _maybe_user,
-            "now_ns": (optional(_nanoseconds), None),
-            "entropy": (optional(_entropy), None),
-            "limits": (
-                shape(
-                    {
-                        "pids": (optional(integer(1, 2**22)), None),
-                        "open_files": (optional(integer(16, 2**20)), None),
-                    }
-                ),
-                {"pids": None, "open_files": None},
-            ),
+            "limits": (_limits, _no_limits),
         }
+    ),
+    "trust": shape(
+        {"certificate": (optional(text(16 * 1024)), None), "subject_hash": (optional(hexadecimal(8)), None)}
     ),
     "start": shape(
         {
@@ -83,6 +101,8 @@ REQUESTS = {
             "user": _maybe_user,
             "tty": (optional(_tty), None),
             "timeout_s": (optional(number(0.001, 1e9)), None),
+            "detached": (boolean, False),
+            "wait_output": (boolean, False),
             "streams": (
                 shape(
                     {
@@ -110,32 +130,43 @@ REQUESTS = {
             "mode": (optional(_mode), None),
             "size": (optional(_offset), None),
             "exclusive": (boolean, False),
+            "namespace": _namespace,
+            "metadata": (optional(_metadata), None),
         }
     ),
-    "stat": shape({**_at_path, "follow": (boolean, True)}),
-    "list-dir": shape({**_at_path, "stream": (_stream, REQUIRED), "depth": (integer(1, 64), 1)}),
+    "stat": shape({**_at_path, "follow": (boolean, True), "namespace": _namespace}),
+    "list-dir": shape(
+        {**_at_path, "stream": (_stream, REQUIRED), "depth": (integer(1, 64), 1), "namespace": _namespace}
+    ),
     "mkdir": shape({**_at_path, "mode": (optional(_mode), None), "parents": (boolean, True)}),
     "move": shape(
         {
             "source": (_path, REQUIRED),
             "target": (_path, REQUIRED),
             "user": _maybe_user,
+            "owner": _maybe_user,
             "overwrite": (boolean, True),
+            "parents": (boolean, False),
         }
     ),
     "remove": shape({**_at_path, "recursive": (boolean, False), "missing_ok": (boolean, False)}),
     "chmod": shape({**_at_path, "mode": (_mode, REQUIRED)}),
     "archive-read": shape({**_at_path, "stream": (_stream, REQUIRED)}),
     "archive-write": shape({**_at_path, "stream": (_stream, REQUIRED)}),
-    "watch": shape({**_at_path, "stream": (_stream, REQUIRED), "recursive": (boolean, False)}),
+    "watch": shape(
+        {**_at_path, "stream": (_stream, REQUIRED), "recursive": (boolean, False), "marks": (boolean, False)}
+    ),
+    "watch-mark": shape({"mark": (_id, REQUIRED)}),
+    "connect": shape({"port": (integer(1, 65535), REQUIRED), "stream": (_stream, REQUIRED)}),
     "metrics": shape({}),
     "activity": shape({}),
-    "quiesce": shape({}),
+    "quiesce": shape({"event": (optional(choice("suspend", "snapshot")), None)}),
     "awaken": shape(
         {
-            "now_ns": (optional(_nanoseconds), None),
-            "entropy": (optional(_entropy), None),
-            "hostname": (optional(text(64)), None),
+            **_world,
+            "env": (optional(_env), None),
+            "limits": (_limits, _no_limits),
+            "rename": (optional(mapping(_id, _id, COMMANDS_MAX)), None),
         }
     ),
 }
@@ -168,9 +199,11 @@ _command = shape(
     strict=False,
 )
 _commands = items(_command, COMMANDS_MAX)
+_file_type = choice("file", "directory", "symlink", "fifo", "socket", "block", "character")
+_leads_to = shape({"path": (_path, REQUIRED), "type": (_file_type, REQUIRED), "mode": (_mode, REQUIRED)}, strict=False)
 _file = {
     "name": (text(PATH_BYTES_MAX), REQUIRED),
-    "type": (choice("file", "directory", "symlink", "fifo", "socket", "block", "character"), REQUIRED),
+    "type": (_file_type, REQUIRED),
     "size": (_offset, REQUIRED),
     "mode": (_mode, REQUIRED),
     "uid": (integer(0, NUMBER_MAX), REQUIRED),
@@ -179,19 +212,36 @@ _file = {
     "group": (optional(_user), None),
     "mtime_ns": (integer(-(2**63), 2**63 - 1), REQUIRED),
     "target": (optional(text(PATH_BYTES_MAX, empty=True)), None),
+    "full_path": (optional(_path), None),
+    "leads_to": (optional(_leads_to), None),
+    "metadata": (optional(_metadata), None),
 }
 _nothing = shape({}, strict=False)
 _count = (_offset, 0)
 _signed = integer(-(2**63), 2**63 - 1)
-_clock = shape({"clock_stepped_ns": (_signed, 0), "clock_off_ns": (_signed, 0)}, strict=False)
+_hooks = items(
+    shape(
+        {
+            "name": (text(1024), REQUIRED),
+            "outcome": (choice("exited", "timed-out", "refused"), REQUIRED),
+            "exit": (optional(integer(0, 255)), None),
+        },
+        strict=False,
+    ),
+    HOOKS_MAX,
+)
+_clock = {"clock_stepped_ns": (_signed, 0), "clock_off_ns": (_signed, 0)}
 
 REPLIES = {
     "start": shape({"pid": (integer(1, 2**31 - 1), REQUIRED)}, strict=False),
     "list": shape({"commands": (_commands, REQUIRED)}, strict=False),
     "file-read": shape(_file, strict=False),
-    "file-write": shape({"size": (_offset, REQUIRED), "created": (boolean, REQUIRED)}, strict=False),
+    "file-write": shape(
+        {"size": (_offset, REQUIRED), "created": (boolean, REQUIRED), "full_path": (optional(_path), None)},
+        strict=False,
+    ),
     "stat": shape(_file, strict=False),
-    "mkdir": shape({"created": (boolean, REQUIRED)}, strict=False),
+    "mkdir": shape({"created": (boolean, REQUIRED), "full_path": (optional(_path), None)}, strict=False),
     "archive-write": shape({"entries": _count, "bytes": _count, "skipped": _count}, strict=False),
     "metrics": shape(
         {
@@ -214,8 +264,9 @@ REPLIES = {
     "activity": shape(
         {"commands": (integer(0, COMMANDS_MAX), REQUIRED), "connections": (integer(0, 2**31), 0)}, strict=False
     ),
-    "configure": _clock,
-    "awaken": _clock,
+    "configure": shape(_clock, strict=False),
+    "quiesce": shape({"hooks": (_hooks, [])}, strict=False),
+    "awaken": shape({**_clock, "hooks": (_hooks, [])}, strict=False),
 }
 """The shape of ``ok`` for each operation; one that is not named answers with an empty object."""
 
@@ -235,7 +286,9 @@ EVENTS = {
     "stream-at": shape({"stream": (_stream, REQUIRED), "offset": (_offset, REQUIRED)}, strict=False),
 }
 
-_watch_event = choice("create", "modify", "delete", "attributes", "moved-from", "moved-to", "overflow", "limit", "gone")
+_watch_event = choice(
+    "create", "modify", "delete", "attributes", "moved-from", "moved-to", "overflow", "limit", "gone", "mark"
+)
 check_file_line = shape({"path": (_path, REQUIRED), **_file}, strict=False)
 """One line of what ``list-dir`` streams; ``path`` is relative to the listed directory."""
 check_watch_line = shape(
@@ -248,7 +301,8 @@ check_watch_line = shape(
     strict=False,
 )
 """One line of what ``watch`` streams; ``path`` is relative to the watched one. ``overflow``: events were lost;
-``limit``: no more directories can be watched, what happens below ``path`` is not seen; ``gone``: the watch is over."""
+``limit``: no more directories can be watched, what happens below ``path`` is not seen; ``gone``: the watch is over;
+``mark``: all that had happened when ``watch-mark`` was asked for is told, ``path`` is its text."""
 check_hello = shape({"version": (integer(1, 65535), REQUIRED), "nonce": (text(128), REQUIRED)}, strict=False)
 check_welcome = shape(
     {
@@ -257,6 +311,7 @@ check_welcome = shape(
         "boot_id": (text(64), REQUIRED),
         "pid": (integer(1, 2**31 - 1), REQUIRED),
         "number": (integer(0, NUMBER_MAX), 0),
+        "standing": (boolean, False),
         "commands": (_commands, REQUIRED),
     },
     strict=False,
@@ -365,13 +420,16 @@ if TYPE_CHECKING:
         streams: dict[str, StreamPlace]
 
     class Welcome(TypedDict):
-        """``number`` is the highest request or stream number the guest has met."""
+        """``number`` is the highest request or stream number the guest has met; ``standing``: it has quiesced and not
+        been awakened since.
+        """
 
         version: int
         nonce: str
         boot_id: str
         pid: int
         number: int
+        standing: bool
         commands: list[CommandRecord]
 
     class FileInfo(TypedDict):
@@ -385,3 +443,8 @@ if TYPE_CHECKING:
         group: str | None
         mtime_ns: int
         target: str | None
+        full_path: NotRequired[str | None]
+        """Where it is, absolute; told where the request names an owner."""
+        leads_to: NotRequired[dict[str, Any] | None]
+        """What a symbolic link leads to in the end, ``{path, type, mode}``; told as ``full_path`` is."""
+        metadata: NotRequired[dict[str, str] | None]

@@ -13,6 +13,8 @@ from space.protocol.frames import PAYLOAD_BYTES_MAX
 
 WINDOW_BYTES = 1024 * 1024
 """How far a sender may be ahead of what the receiver has acknowledged."""
+PORT_WINDOW_BYTES = 512 * 1024
+"""The same for connections to ports, of which there may be thousands: both ends keep to it."""
 ACK_STEP_BYTES = WINDOW_BYTES // 8
 """Smaller progress than this is not acknowledged on its own."""
 SMALL_BYTES = 8 * 1024
@@ -38,6 +40,8 @@ class SendHalf:
         """Whether the offset must be stated before the next DATA, because it does not follow on the last one."""
         self.held = False
         """Whether nothing may be sent until the other side has said how far it is."""
+        self.queued = False
+        """Whether it waits for its turn to send."""
         self._unsent: deque[bytes] = deque()
         self._unacked: deque[bytes] = deque()
         self._unacked_from = offset

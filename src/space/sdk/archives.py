@@ -36,28 +36,37 @@ class Packer:
 
 def _pack(directory: Path) -> Iterator[bytes]:
     for path in sorted(directory.rglob("*")):
-        found = path.lstat()
-        info = tarfile.TarInfo(path.relative_to(directory).as_posix())
-        info.mode, info.mtime = stat.S_IMODE(found.st_mode), int(found.st_mtime)
-        if stat.S_ISDIR(found.st_mode):
-            info.type = tarfile.DIRTYPE
-            yield _header(info)
-        elif stat.S_ISLNK(found.st_mode):
-            info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
-            yield _header(info)
-        elif stat.S_ISREG(found.st_mode):
-            with path.open("rb") as file:
-                info.size = os.fstat(file.fileno()).st_size
-                yield _header(info)
-                yield from _exactly(file, info.size)
+        yield from member(path.relative_to(directory).as_posix(), path)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _header(info: tarfile.TarInfo) -> bytes:
+def member(name: str, path: Path, mtime: int | None = None) -> Iterator[bytes]:
+    """Yield a file, directory or link as an archive has it, with its own time unless another is given; nothing of what
+    is none of these.
+    """
+    found = path.lstat()
+    info = tarfile.TarInfo(name)
+    info.mode, info.mtime = stat.S_IMODE(found.st_mode), int(found.st_mtime) if mtime is None else mtime
+    if stat.S_ISDIR(found.st_mode):
+        info.type = tarfile.DIRTYPE
+        yield header(info)
+    elif stat.S_ISLNK(found.st_mode):
+        info.type, info.linkname = tarfile.SYMTYPE, str(path.readlink())
+        yield header(info)
+    elif stat.S_ISREG(found.st_mode):
+        with path.open("rb") as file:
+            info.size = os.fstat(file.fileno()).st_size
+            yield header(info)
+            yield from contents(file, info.size)
+
+
+def header(info: tarfile.TarInfo) -> bytes:
+    """Return a member's headers; a name that is not UTF-8 stays what it is."""
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
-def _exactly(file: IO[bytes], size: int) -> Iterator[bytes]:
+def contents(file: IO[bytes], size: int) -> Iterator[bytes]:
+    """Yield exactly so many bytes of a file, and the padding; raise ``InvalidRequest`` when it has become shorter."""
     left = size
     while left:
         chunk = file.read(min(CHUNK_BYTES, left))

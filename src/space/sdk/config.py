@@ -1,5 +1,6 @@
 """Where the API is and with which key: arguments, then SPACE_URL and SPACE_API_KEY, then the credentials file."""
 
+import base64
 import json
 import os
 import stat
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from space.errors import InvalidRequest, Unauthenticated
+from space.errors import InvalidRequest, NotFound, Unauthenticated
 
 DEFAULT_URL = "http://127.0.0.1:8700"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -53,6 +54,17 @@ def find_credentials(
             f"No API key for {url}: {path} has one for {stored.url} only. Set SPACE_API_KEY.", code="no-credentials"
         )
     return stored
+
+
+def e2b_environment(url: str | None, domain: str | None, api_key: str) -> dict[str, str]:
+    """Return the environment of E2B's clients. Older ones want a key of another form: the same bytes in hexadecimal."""
+    if url is None:
+        raise NotFound("E2B's clients are not served here: the setting e2b_port is 0.", code="no-e2b")
+    text = api_key.removeprefix("sk_")
+    key = {"E2B_API_KEY": f"e2b_{base64.urlsafe_b64decode(text + '=' * (-len(text) % 4)).hex()}"}
+    if domain is not None:
+        return {**key, "E2B_DOMAIN": domain}
+    return {**key, "E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_VOLUME_API_URL": url}
 
 
 def _read(path: Path) -> Credentials | None:

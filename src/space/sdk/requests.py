@@ -14,6 +14,8 @@ from tenacity.wait import wait_random_exponential
 from space.errors import SpaceError, Unavailable
 
 READ_TIMEOUT_S = 60.0
+HELD_S_MAX = 30.0
+"""How long one answer is held open; longer waits are made of several."""
 ATTEMPTS_MAX = 4
 RETRY_WAIT_S_MAX = 10.0
 RECONNECT_S = 60.0
@@ -25,6 +27,8 @@ UNREACHABLE = "unreachable"
 """Code of a request that was never sent."""
 CONNECTION_LOST = "connection-lost"
 """Code of a request that was sent, but whose answer did not come."""
+NOT_BY_WAITING = frozenset({"quota-exceeded"})
+"""Codes of limits that pass when the caller lets go of something: waiting for that here would only be silent."""
 
 Content = bytes | Iterable[bytes] | AsyncIterable[bytes]
 
@@ -94,13 +98,13 @@ class Patience:
         self.connected()
         self._failures, self._since = 0, None
 
-    def failed(self, reason: str) -> None:
+    def failed(self, reason: str, to: str = "the command") -> None:
         """Count one failure. Raises ``Unavailable`` when they have been going on for too long."""
         now = time.monotonic()
         self._failures += 1
         self._since = self._since or now
         if now - self._since > self._limit_s:
-            raise Unavailable(f"There is no connection to the command ({reason}).", code=CONNECTION_LOST)
+            raise Unavailable(f"There is no connection to {to} ({reason}).", code=CONNECTION_LOST)
 
 
 def creating(*, wait_s: float | None = None) -> dict[str, str]:
@@ -147,7 +151,7 @@ def _is_worth_it(request: Request, state: RetryCallState, *, only_way: bool) -> 
         return request.repeatable
     if error.code == UNREACHABLE:
         return only_way
-    if not request.rewindable:
+    if not request.rewindable or error.code in NOT_BY_WAITING:
         return False
     if "idempotency-key" in request.headers and "operation_id" in error.details:
         return False  # The operation has failed: the same key would bring the same answer again.
@@ -157,5 +161,4 @@ def _is_worth_it(request: Request, state: RetryCallState, *, only_way: bool) -> 
 
 def _retry_after(state: RetryCallState) -> float | None:
     error = state.outcome.exception() if state.outcome else None
-    hinted = error.details.get("retry_after_s") if isinstance(error, SpaceError) else None
-    return float(hinted) if isinstance(hinted, int | float) else None
+    return error.retry_after_s if isinstance(error, SpaceError) else None

@@ -32,6 +32,8 @@ ExitKind = Literal["exited", "signaled", "timed-out", "oom-killed", "lost"]
 StreamName = Literal["stdout", "stderr", "tty"]
 OnTimeout = Literal["delete", "suspend", "stop"]
 OnIdle = Literal["pause", "suspend", "stop", "delete"]
+SnapshotKind = Literal["full", "disk"]
+SnapshotState = Literal["creating", "ready", "failed", "deleted"]
 
 FINISHED: frozenset[OperationState] = frozenset({"succeeded", "failed", "cancelled"})
 SIGNAL_BASE = 128
@@ -188,19 +190,55 @@ class Failure:
         return cls(code=data.get("code", "failed"), message=data.get("message", ""), kind=data.get("kind"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """An exposed port of a sandbox.
+
+    ``url`` is its own host, ``api_url`` the same by a path of the data plane: both take ``token`` as ``X-Space-Token``.
+    ``browser_url`` lets a browser in. Who lists ports gets no token.
+    """
+
+    port: int
+    public: bool
+    url: str
+    api_url: str
+    host: str | None = None
+    token: str | None = field(default=None, repr=False)
+    expires_at: datetime | None = None
+    browser_url: str | None = field(default=None, repr=False)
+    raw: Json = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, data: Json) -> Self:
+        return cls(
+            port=data["port"],
+            public=data["public"],
+            url=data["url"],
+            api_url=data["api_url"],
+            host=data.get("host"),
+            token=data.get("token"),
+            expires_at=parse_time(data.get("expires_at")),
+            browser_url=data.get("browser_url"),
+            raw=data,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Limits of a sandbox: cores, sizes in MiB, a count of processes and threads."""
+    """Limits of a sandbox: cores, sizes in MiB, a count of processes and threads, a share of a busy disk."""
 
     cpus: float | None = None
     memory_mib: int | None = None
     disk_mib: int | None = None
     pids: int | None = None
+    io_weight: int | None = None
 
     @classmethod
     def parse(cls, data: Mapping[str, Any] | None) -> Self:
         data = data or {}
-        return cls(data.get("cpus"), data.get("memory_mib"), data.get("disk_mib"), data.get("pids"))
+        return cls(
+            data.get("cpus"), data.get("memory_mib"), data.get("disk_mib"), data.get("pids"), data.get("io_weight")
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +256,13 @@ class SandboxInfo:
     metadata: dict[str, str] = field(default_factory=dict)
     created_at: datetime | None = None
     deadline_at: datetime | None = None
+    timeout_s: float | None = None
+    on_timeout: OnTimeout | None = None
+    idle_timeout_s: float | None = None
+    on_idle: OnIdle | None = None
+    wake_on_request: bool = False
+    forked_from: str | None = None
+    """The sandbox whose state it began with."""
     failure: Failure | None = None
     operation_id: str | None = None
     """The lifecycle change that was asked for last."""
@@ -237,8 +282,61 @@ class SandboxInfo:
             metadata=data.get("metadata") or {},
             created_at=parse_time(data.get("created_at")),
             deadline_at=parse_time(data.get("deadline_at")),
+            timeout_s=data.get("timeout_s"),
+            on_timeout=data.get("on_timeout"),
+            idle_timeout_s=data.get("idle_timeout_s"),
+            on_idle=data.get("on_idle"),
+            wake_on_request=bool(data.get("wake_on_request")),
+            forked_from=data.get("forked_from"),
             failure=Failure.parse(data.get("failure")),
             operation_id=data.get("operation_id"),
+            raw=data,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A kept moment of a sandbox: ``full`` with memory and processes, or its ``disk`` alone.
+
+    Give it to ``Sandbox.create`` in the template's place.
+    """
+
+    id: str
+    kind: SnapshotKind
+    state: SnapshotState
+    name: str | None = None
+    sandbox_id: str | None = None
+    template: str | None = None
+    template_digest: str | None = None
+    driver: str | None = None
+    resources: Resources = field(default_factory=Resources)
+    bytes: int | None = None
+    failure: Failure | None = None
+    operation_id: str | None = None
+    created_at: datetime | None = None
+    raw: Json = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def reference(self) -> str:
+        """What stands for it where a template's name is expected: ``snapshot:ID``."""
+        return f"snapshot:{self.id}"
+
+    @classmethod
+    def parse(cls, data: Json) -> Self:
+        return cls(
+            id=data["id"],
+            kind=data["kind"],
+            state=data["state"],
+            name=data.get("name"),
+            sandbox_id=data.get("sandbox_id"),
+            template=data.get("template"),
+            template_digest=data.get("template_digest"),
+            driver=data.get("driver"),
+            resources=Resources.parse(data.get("resources")),
+            bytes=data.get("bytes"),
+            failure=Failure.parse(data.get("failure")),
+            operation_id=data.get("operation_id"),
+            created_at=parse_time(data.get("created_at")),
             raw=data,
         )
 
@@ -290,6 +388,8 @@ class CommandInfo:
     exit: Exit | None = None
     produced: dict[StreamName, int] = field(default_factory=dict)
     """How many bytes each stream has had so far."""
+    forked_from: str | None = None
+    """The command that it is the continuation of, in the sandbox that this one was forked from."""
     created_at: datetime | None = None
     raw: Json = field(default_factory=dict, repr=False, compare=False)
 
@@ -304,6 +404,7 @@ class CommandInfo:
             tty=Tty(tty.get("rows", 24), tty.get("cols", 80)) if isinstance(tty, dict) else None,
             exit=Exit.parse(ended) if ended else None,
             produced=data.get("produced") or {},
+            forked_from=data.get("forked_from"),
             created_at=parse_time(data.get("created_at")),
             raw=data,
         )
@@ -342,29 +443,6 @@ class FileInfo:
             group=data.get("group"),
             modified_at=parse_time(data.get("modified_at")),
             target=data.get("target"),
-            raw=data,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiKey:
-    """An API key's record. ``key`` is the secret itself; only the answer to its creation has it."""
-
-    id: str
-    name: str | None = None
-    created_at: datetime | None = None
-    last_used_at: datetime | None = None
-    key: str | None = field(default=None, repr=False)
-    raw: Json = field(default_factory=dict, repr=False, compare=False)
-
-    @classmethod
-    def parse(cls, data: Json) -> Self:
-        return cls(
-            id=data["id"],
-            name=data.get("name"),
-            created_at=parse_time(data.get("created_at")),
-            last_used_at=parse_time(data.get("last_used_at")),
-            key=data.get("key"),
             raw=data,
         )
 

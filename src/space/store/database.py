@@ -10,6 +10,7 @@ A commit is on disk when it returns (``synchronous=FULL``), so an accepted opera
 import asyncio
 import contextlib
 import sqlite3
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +28,7 @@ from space.errors import HostError, HostFull, Unavailable
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 BUSY_TIMEOUT_S = 10
+WAL_PAUSE_S = 0.01
 READERS = 4
 POOL = 10
 TRANSACTION_TIMEOUT_S = 30
@@ -40,12 +42,18 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self._backend = _backend(url)
+        self.took: Callable[[str, float], None] = lambda _access, _seconds: None
+        """Told of every transaction: ``read`` or ``write``, and how long it took, its waiting included."""
         self.generation = 0
         """Counts this process's writes, at start and end: what was read under another number may be out of date."""
 
     async def read(self, transaction: Transaction[Result]) -> Result:
         """Run ``transaction`` on a view of one moment. Raises ``Unavailable`` when the database does not answer."""
-        return await _bounded(self._backend.read, transaction)
+        began = time.perf_counter()
+        try:
+            return await _bounded(self._backend.read, transaction)
+        finally:
+            self.took("read", time.perf_counter() - began)
 
     async def write(self, transaction: Transaction[Result]) -> Result:
         """Run ``transaction`` and commit what it did, or nothing of it when it raises.
@@ -53,10 +61,12 @@ class Database:
         A caller that is cancelled meanwhile does not know which; the transaction itself is whole either way.
         """
         self.generation += 1
+        began = time.perf_counter()
         try:
             return await _bounded(self._backend.write, transaction)
         finally:
             self.generation += 1
+            self.took("write", time.perf_counter() - began)
 
     async def migrate(self) -> None:
         """Bring the schema to this version's, or raise ``HostError`` when it is a later version's."""
@@ -159,6 +169,20 @@ def _upgrade(connection: Connection) -> None:
         raise HostError(message, code="store-version") from error
 
 
+def _use_wal(connection: Any) -> None:
+    """Two that begin with a new file at once are in each other's way, and SQLite lets neither wait for that."""
+    ends = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > ends:
+                raise
+            time.sleep(WAL_PAUSE_S)
+        else:
+            return
+
+
 def _sqlite_engine(url: URL, *, connections: int, readonly: bool) -> Engine:
     engine = create_engine(
         url,
@@ -172,7 +196,7 @@ def _sqlite_engine(url: URL, *, connections: int, readonly: bool) -> Engine:
     def _connect(connection: Any, _record: Any) -> None:  # pyright: ignore[reportUnusedFunction]
         # The driver must not open transactions by itself: `_begin` does.
         connection.isolation_level = None
-        connection.execute("PRAGMA journal_mode=WAL")
+        _use_wal(connection)
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute("PRAGMA temp_store=MEMORY")

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, delete, select, update
 
 from space.store.dialect import insert_new
 from space.store.tables import idempotency
@@ -32,6 +32,22 @@ def claim(connection: Connection, record: Record, expired_before: datetime) -> R
         return None
     row = connection.execute(select(idempotency).where(*mine)).mappings().one()
     return Record(**row)
+
+
+def get(connection: Connection, project_id: str, key: str) -> Record | None:
+    """Return what a key stands for."""
+    query = select(idempotency).where(idempotency.c.project_id == project_id, idempotency.c.key == key)
+    row = connection.execute(query).mappings().one_or_none()
+    return None if row is None else Record(**row)
+
+
+def point_to(connection: Connection, project_id: str, key: str, operation_id: str) -> None:
+    """Let a key that was just claimed stand for another operation: one that was under way already."""
+    connection.execute(
+        update(idempotency)
+        .where(idempotency.c.project_id == project_id, idempotency.c.key == key)
+        .values(operation_id=operation_id)
+    )
 
 
 def remove(connection: Connection, project_id: str, subject_id: str) -> None:

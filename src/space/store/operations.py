@@ -3,8 +3,22 @@
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields, replace
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import Connection, RowMapping, and_, bindparam, delete, func, insert, literal, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
 
 from space.model.operation import FINISHED, Operation, OperationState
 from space.model.sandbox import Failure, State
@@ -81,18 +95,40 @@ def claim(
 
     ``besides`` are left alone: they run already, whatever their lease says.
     """
+    wanted = operations.c.id.not_in(sorted(besides))
+    return _lease(connection, and_(wanted, _free(now, dead_owners)), owner=owner, now=now, until=until, limit=limit)
+
+
+def take_over(
+    connection: Connection,
+    owner: str,
+    *,
+    now: datetime,
+    until: datetime,
+    dead_owners: Collection[str],
+    among: Collection[str],
+) -> list[Operation]:
+    """As ``claim``, of the operations ``among`` alone."""
+    wanted = and_(operations.c.id.in_(sorted(among)), _free(now, dead_owners))
+    return _lease(connection, wanted, owner=owner, now=now, until=until, limit=len(among))
+
+
+def _free(now: datetime, dead_owners: Collection[str]) -> ColumnElement[bool]:
+    return or_(
+        operations.c.state == OperationState.PENDING,
+        and_(
+            operations.c.state == OperationState.RUNNING,
+            or_(operations.c.lease_until < now, operations.c.lease_owner.in_(sorted(dead_owners))),
+        ),
+    )
+
+
+def _lease(
+    connection: Connection, wanted: ColumnElement[bool], *, owner: str, now: datetime, until: datetime, limit: int
+) -> list[Operation]:
     free = (
         select(operations.c.id)
-        .where(
-            operations.c.id.not_in(sorted(besides)),
-            or_(
-                operations.c.state == OperationState.PENDING,
-                and_(
-                    operations.c.state == OperationState.RUNNING,
-                    or_(operations.c.lease_until < now, operations.c.lease_owner.in_(sorted(dead_owners))),
-                ),
-            ),
-        )
+        .where(wanted)
         .order_by(operations.c.created_at)
         .limit(limit)
         .with_for_update(skip_locked=True)
@@ -156,6 +192,41 @@ def finish(
     }
     row = connection.execute(_FINISH, found | values).mappings().one_or_none()
     return None if row is None else _operation(row)
+
+
+def note(connection: Connection, operation: Operation, **progress: Any) -> Operation | None:
+    """Add to what is written down of an operation, if it runs under the lease that ``operation`` has; else None."""
+    row = (
+        connection.execute(
+            update(operations)
+            .where(
+                operations.c.id == operation.id,
+                operations.c.state == operation.state,
+                operations.c.lease_owner.is_not_distinct_from(operation.lease_owner),
+            )
+            .values(request={**operation.request, **progress})
+            .returning(*_COLUMNS)
+        )
+        .mappings()
+        .one_or_none()
+    )
+    return None if row is None else _operation(row)
+
+
+def unfinished(connection: Connection, ids: Collection[str]) -> dict[str, Operation]:
+    """Return those of the operations that have not ended, by id."""
+    rows = connection.execute(
+        select(*_COLUMNS).where(operations.c.state.not_in(sorted(FINISHED)), operations.c.id.in_(sorted(ids)))
+    )
+    return {row["id"]: _operation(row) for row in rows.mappings()}
+
+
+def creates_of(connection: Connection, sandbox_ids: Collection[str]) -> dict[str, Operation]:
+    """Return the operation that makes or made each of the sandboxes, by sandbox, where it was begun."""
+    rows = connection.execute(
+        select(*_COLUMNS).where(operations.c.sandbox_id.in_(sorted(sandbox_ids)), operations.c.kind == "create")
+    )
+    return {row["sandbox_id"]: _operation(row) for row in rows.mappings()}
 
 
 def sweep(connection: Connection, before: datetime, each_max: int) -> None:

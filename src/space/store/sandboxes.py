@@ -1,15 +1,29 @@
 """Rows of sandboxes. ``move`` is the only way a state changes: a compare-and-set."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, and_, bindparam, delete, exists, func, insert, or_, select, update
+from sqlalchemy import (
+    Connection,
+    RowMapping,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    false,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    update,
+)
 
 from space.model.sandbox import Failure, Resources, Sandbox, State
 from space.store.paging import Position, newest_first
-from space.store.rows import arguments
+from space.store.rows import arguments, plain
 from space.store.tables import sandbox_metadata, sandboxes
 
 _NAMES = tuple(field.name for field in fields(Sandbox))
@@ -28,11 +42,16 @@ _MOVE = (
     .returning(*_COLUMNS)
 )
 _COUNT = select(sandboxes.c.state, func.count()).where(sandboxes.c.state != State.DELETED).group_by(sandboxes.c.state)
+NEVER_RAN = and_(
+    sandboxes.c.state == State.FAILED, func.coalesce(sandboxes.c.details["ran"].as_boolean(), false()).is_(false())
+)
+"""Failed before there was a machine: nothing of the host is theirs."""
+_TAKING = select(func.count()).where(sandboxes.c.state != State.DELETED, not_(NEVER_RAN))
 DEADLINE_STATES = (State.RUNNING, State.PAUSED)
 
 
 def add(connection: Connection, sandbox: Sandbox) -> None:
-    connection.execute(_ADD, _values({name: getattr(sandbox, name) for name in _NAMES}))
+    connection.execute(_ADD, plain({name: getattr(sandbox, name) for name in _NAMES}))
     _add_metadata(connection, sandbox.id, sandbox.metadata)
 
 
@@ -81,6 +100,22 @@ def count_by_state(connection: Connection) -> dict[str, int]:
     return {row[0]: row[1] for row in connection.execute(_COUNT)}
 
 
+def count_taking(connection: Connection) -> int:
+    """Count the sandboxes that take something of the host."""
+    return int(connection.execute(_TAKING).scalar_one())
+
+
+def never_ran(connection: Connection, before: datetime, limit: int) -> list[Sandbox]:
+    """Return sandboxes that failed to come up, before that time."""
+    rows = connection.execute(
+        select(*_COLUMNS)
+        .where(NEVER_RAN, sandboxes.c.updated_at <= before)
+        .order_by(sandboxes.c.updated_at)
+        .limit(limit)
+    )
+    return [_sandbox(row) for row in rows.mappings()]
+
+
 def due(connection: Connection, now: datetime, limit: int) -> list[Sandbox]:
     """Return sandboxes whose deadline has passed and that it can still end; a failed one only by deletion."""
     rows = connection.execute(
@@ -98,10 +133,26 @@ def due(connection: Connection, now: datetime, limit: int) -> list[Sandbox]:
     return [_sandbox(row) for row in rows.mappings()]
 
 
+def among(connection: Connection, ids: Collection[str]) -> dict[str, Sandbox]:
+    """Return those of the sandboxes that are there and not deleted, by id."""
+    rows = connection.execute(
+        select(*_COLUMNS).where(sandboxes.c.id.in_(sorted(ids)), sandboxes.c.state != State.DELETED)
+    )
+    return {row["id"]: _sandbox(row) for row in rows.mappings()}
+
+
+def may_go_idle(connection: Connection) -> list[Sandbox]:
+    """Return the running sandboxes that do something when they are idle."""
+    rows = connection.execute(
+        select(*_COLUMNS).where(sandboxes.c.state == State.RUNNING, sandboxes.c.idle_timeout_s.is_not(None))
+    )
+    return [_sandbox(row) for row in rows.mappings()]
+
+
 def move(connection: Connection, seen: Sandbox, **values: Any) -> Sandbox | None:
     """Change a sandbox if it still is in the state and under the operation that ``seen`` has; None when it is not."""
     found = {"seen_id": seen.id, "seen_state": seen.state, "seen_operation": seen.operation_id}
-    row = connection.execute(_MOVE, found | _values(values)).mappings().one_or_none()
+    row = connection.execute(_MOVE, found | plain(values)).mappings().one_or_none()
     return None if row is None else _sandbox(row)
 
 
@@ -112,7 +163,7 @@ def change(connection: Connection, seen: Sandbox, **values: Any) -> Sandbox | No
             connection.execute(
                 update(sandboxes)
                 .where(sandboxes.c.id == seen.id, sandboxes.c.state == seen.state)
-                .values(_values(values))
+                .values(plain(values))
                 .returning(*_COLUMNS)
             )
         )
@@ -138,18 +189,10 @@ def _add_metadata(connection: Connection, sandbox_id: str, pairs: Mapping[str, s
         )
 
 
-def _values(values: dict[str, Any]) -> dict[str, Any]:
-    values = dict(values)
-    for name in ("failure", "resources"):
-        if isinstance(values.get(name), (Failure, Resources)):
-            values[name] = asdict(values[name])
-    return values
-
-
 def _sandbox(row: RowMapping) -> Sandbox:
-    plain = Sandbox(**arguments(row))
+    read = Sandbox(**arguments(row))
     return replace(
-        plain,
+        read,
         state=State(row["state"]),
         resources=Resources(**row["resources"]),
         failure=None if row["failure"] is None else Failure(**row["failure"]),

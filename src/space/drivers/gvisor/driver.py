@@ -5,31 +5,33 @@ Everything of one machine here lies in two places: runsc's own state (files that
 the host clears them.
 """
 
+import asyncio
 import json
 import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 
-from space.drivers import processes, programs
+from space.drivers import processes, programs, room
 from space.drivers.base import Capabilities, Channel, HostLimits, Machine, MachineState, Need, Observation
-from space.drivers.gvisor import memory, seating, spec
+from space.drivers.gvisor import control, memory, seating, spec
 from space.drivers.processes import Process
-from space.errors import HostError, HostFull, MachineLost
+from space.errors import Conflict, HostError, HostFull, MachineLost
+from space.model import ids
 from space.model.sandbox import Resources
 
 START_S = 60.0
 CONTROL_S = 30.0
 CHECKPOINT_S = 600.0
-END_S = 10.0
+END_S = 30.0
+"""How long a killed machine may take to be gone; a host that is busy with much memory takes its time."""
+DYING_S = 2.0
+"""How long a sentry that gave no answer is looked at before it is said to live."""
 MESSAGE_CHARS_MAX = 500
 
-# Sentry and gofer themselves; measured at 30 to 40 MiB idle, more under many open files. The guest gets its own size on
-# top.
-OVERHEAD_MEMORY_MIB = 64
 # A guest's threads compute in stubs; the sentry that serves their system calls spins on a CPU of its own meanwhile.
 # Without this share a guest that calls often would be held up long before it has used what it was given.
 OVERHEAD_CPUS = 1.0
@@ -38,10 +40,16 @@ HOST_TASKS_PER_GUEST_TASK = 2
 OVERHEAD_TASKS = 256
 
 _IMAGE_MAGIC = b"gVisorSF"
-_IMAGE_FILES = ("checkpoint.img", "pages.img", "pages_meta.img")
 _MANIFEST = "space.json"
+_VERSION = "version"
+"""In a bundle: of the runsc that the machine was started by, and is. The one installed may be another by now."""
+WRITE_AGAIN = 8
+_PASSING = "encoding error"
+"""What runsc says when it met something that is for a moment in a form it cannot write, as a socket that connects."""
+_SILENT = "no answer"
+_DELETED = "deleted and invalidated dentries"
+"""Of the sentry's own words for a deleted file of the disk that is still open."""
 _NO_SPACE = ("no space left on device", "disk quota exceeded")
-_FULL_BYTES = 1 << 20
 # runsc registers for membarrier(2) when it starts, which takes the kernel 8 to 15 ms (a grace period of RCU), half of
 # what a pause takes. Programs that only speak to a sentry have no use for it.
 _MEMBARRIER = 324
@@ -58,7 +66,7 @@ class GVisorDriver:
         boundary="gVisor's user-space kernel (runsc, systrap)",
         needs=frozenset({Need.DISK, Need.LINK, Need.CGROUP}),
         checkpoint=True,
-        isolates=True,
+        volumes=True,
     )
 
     def __init__(self, runsc: Path, state_dir: Path, guest_dir: Path) -> None:
@@ -66,13 +74,14 @@ class GVisorDriver:
         self._root = state_dir / "runsc"
         self._bundles = state_dir / "bundles"
         self._guest_dir = guest_dir
-        self._version = ""
+        self._version = programs.Version(runsc)
 
     def limits(self, resources: Resources) -> HostLimits:
         return HostLimits(
             cpus=resources.cpus + OVERHEAD_CPUS,
-            memory_mib=resources.memory_mib + OVERHEAD_MEMORY_MIB,
+            memory_mib=memory.on_host_mib(resources),
             pids=resources.pids * HOST_TASKS_PER_GUEST_TASK + OVERHEAD_TASKS,
+            io_weight=resources.io_weight,
         )
 
     async def prepare(self, machine: Machine) -> None:
@@ -106,34 +115,39 @@ class GVisorDriver:
             raise HostError("The machine could not be resumed.", code="resume-failed")
 
     async def checkpoint(self, machine_id: str, image: Path) -> None:
-        argv = ("checkpoint", "-leave-running", "-compression=none", f"-image-path={image}", machine_id)
-        if message := await self._command(machine_id, *argv, timeout_s=CHECKPOINT_S):
-            if (await self.inspect(machine_id)).state is MachineState.ABSENT:
-                raise MachineLost
-            log.warning("checkpoint-failed", machine=machine_id, reason=message)
-            if any(text in message.lower() for text in _NO_SPACE) or _is_full(image):
-                raise HostFull("There is no room for the machine's memory image.", code="snapshot-store-full")
-            raise HostError("The machine's memory image could not be written.", code="checkpoint-failed")
+        bundle = self._bundle(machine_id)
+        if not bundle.is_dir():
+            raise MachineLost
+        version = self._started_by(bundle) or await self._version.get()
+        message = await self._written(machine_id, image, version)
+        for _ in range(WRITE_AGAIN):
+            if _PASSING not in message:
+                break
+            for name in control.IMAGE_FILES:
+                (image / name).unlink(missing_ok=True)
+            message = await self._written(machine_id, image, version)
+        if message:
+            await self._explain(machine_id, image, message)
         manifest = {
-            "version": await self._installed(),
-            "guest": (self._bundle(machine_id) / "guest").read_text(),
-            "bytes": {name: (image / name).stat().st_size for name in _IMAGE_FILES},
+            "version": version,
+            "guest": (bundle / "guest").read_text(),
+            "bytes": {name: (image / name).stat().st_size for name in control.IMAGE_FILES},
         }
         (image / _MANIFEST).write_text(json.dumps(manifest))
 
     async def check_image(self, image: Path) -> None:
         try:
             manifest = self._manifest(image)
-            with (image / _IMAGE_FILES[0]).open("rb") as file:
+            with (image / control.IMAGE_FILES[0]).open("rb") as file:
                 magic = file.read(len(_IMAGE_MAGIC))
             whole = magic == _IMAGE_MAGIC and all(
-                (image / name).stat().st_size == manifest["bytes"][name] for name in _IMAGE_FILES
+                (image / name).stat().st_size == manifest["bytes"][name] for name in control.IMAGE_FILES
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise HostError("The memory image cannot be read.", code="image-damaged") from error
         if not whole:
             raise HostError("The memory image is not complete.", code="image-damaged")
-        if manifest["version"] != await self._installed():
+        if manifest["version"] != await self._version.get():
             raise HostError("The memory image was written by another version of runsc.", code="image-version")
 
     async def destroy(self, machine_id: str, process: Process | None) -> None:
@@ -163,7 +177,9 @@ class GVisorDriver:
     async def known(self) -> frozenset[str]:
         bundles = {path.name for path in self._listing(self._bundles)}
         states = {path.name.partition("_")[0] for path in self._listing(self._root) if "_sandbox:" in path.name}
-        return frozenset(bundles | states)
+        found = await asyncio.to_thread(list, processes.processes_with_argument(f"--root={self._root}"))
+        running = {self._id_in(words) for _, words in found} - {""}
+        return frozenset(bundles | states | running)
 
     async def end_strays(self) -> None:
         for process, words in list(processes.processes_with_argument(f"--root={self._root}")):
@@ -171,8 +187,41 @@ class GVisorDriver:
             if words[0] != str(self._runsc):
                 continue
             # Killed between the deed and its record, these would leave a machine that is paused and said to run.
-            if not ({"pause", "resume"} & set(words) and await _ended(process)):
+            if not ({"pause", "resume"} & set(words) and await _ended(process, END_S)):
                 await processes.kill(process, END_S)
+
+    async def _written(self, machine_id: str, image: Path, version: str) -> str:
+        """Return why the image could not be written, or ""."""
+        try:
+            return await self._write_image(machine_id, image, version)
+        except OSError as error:
+            return f"{_SILENT}: {error}"
+
+    async def _write_image(self, machine_id: str, image: Path, version: str) -> str:
+        """Return why the image could not be written, or ""."""
+        if version in control.PROVEN:
+            return await control.checkpoint(self._root / f"runsc-{machine_id}.sock", image, CHECKPOINT_S)
+        words = ("checkpoint", "-leave-running", "-compression=none", f"-image-path={image}", machine_id)
+        return await self._command(machine_id, *words, timeout_s=CHECKPOINT_S)
+
+    async def _explain(self, machine_id: str, image: Path, message: str) -> NoReturn:
+        """Raise what a failed checkpoint means."""
+        seen = await self.inspect(machine_id)
+        if seen.process and message.startswith(_SILENT):
+            await _ended(seen.process, DYING_S)  # killed in this moment, it falls silent first and is gone then
+            seen = await self.inspect(machine_id)
+        if seen.state is MachineState.ABSENT:
+            raise MachineLost
+        log.warning("checkpoint-failed", machine=machine_id, reason=_speakable(message))
+        if any(text in message.lower() for text in _NO_SPACE) or room.is_full(image):
+            raise HostFull("There is no room for the machine's memory image.", code="snapshot-store-full")
+        if _DELETED in message:
+            raise Conflict(
+                "A process has a file or directory open that was deleted from the disk, and memory with that cannot be"
+                " kept. End or restart the process (`ls -l /proc/*/fd` shows it), or use `stop`.",
+                code="open-deleted-file",
+            )
+        raise HostError("The machine's memory image could not be written.", code="checkpoint-failed")
 
     def _write_spec(self, machine: Machine, guest: Path) -> None:
         bundle = self._bundle(machine.id)
@@ -196,6 +245,10 @@ class GVisorDriver:
 
     def _base(self, log: Path | None = None) -> list[str]:
         words = [str(self._runsc), f"--root={self._root}", "--platform=systrap", "--network=sandbox", "--overlay2=none"]
+        # Connections beyond the machine end at its checkpoint, at both ends; without this there would be no checkpoint.
+        words += ["--net-disconnect-ok"]
+        # Volumes are written by others, too: what a sentry has seen of one it looks at again.
+        words += ["--file-access-mounts=shared"]
         if log:
             words += [f"--log={log}", "--log-format=json"]
         return [*words, "--ignore-cgroups"]  # the broker's own cgroup is joined before runsc starts
@@ -214,6 +267,7 @@ class GVisorDriver:
             # runsc's own bind mount of the directory is writable unless its source is not.
             read_only=(Path((bundle / "guest").read_text()),),
         )
+        (bundle / _VERSION).write_text(await self._version.get())
         argv = [*self._base(bundle / "log"), *verb, f"-bundle={bundle}", f"-pid-file={bundle / 'pid'}", machine.id]
         # SAFETY: argv holds fixed words, the broker's own paths and an id that matched its pattern; the guest's bytes
         # reach the machine through the channel's descriptors only. The machine's standard error is /dev/null, so it
@@ -223,7 +277,7 @@ class GVisorDriver:
         if process is None:
             raise HostError(f"The machine did not start: {self._reason(bundle / 'log')}", code="start-failed")
         seating.seat(machine.id, process.pid)
-        memory.offer_stubs(process.pid)
+        memory.offer(process.pid)
         return process
 
     @staticmethod
@@ -264,32 +318,37 @@ class GVisorDriver:
                 entry: dict[str, Any] = json.loads(line)
                 if entry.get("level") in {"error", "fatal"} or "error" in str(entry.get("msg", "")).lower():
                     last = str(entry.get("msg", ""))
-        words = (word if "/" not in word else "…" for word in last.split())
-        return " ".join(words)[:MESSAGE_CHARS_MAX]
+        return _speakable(last)
 
     def _processes_of(self, machine_id: str) -> list[tuple[Process, list[str]]]:
         found = processes.processes_with_argument(f"--root={self._root}")
         bundle = f"--bundle={self._bundle(machine_id)}"
         return [(one, words) for one, words in found if machine_id in words or bundle in words]
 
-    async def _installed(self) -> str:
-        if not self._version:
-            output = await programs.check([str(self._runsc), "--version"], timeout_s=CONTROL_S)
-            self._version = output.decode(errors="replace").splitlines()[0]
-        return self._version
+    @staticmethod
+    def _started_by(bundle: Path) -> str:
+        with suppress(FileNotFoundError):  # started before that was written down
+            return (bundle / _VERSION).read_text()
+        return ""
+
+    def _id_in(self, words: list[str]) -> str:
+        """Return the id of the machine that a process of runsc works for: its last word, or a gofer's bundle."""
+        bundles = [Path(word.partition("=")[2]) for word in words if word.startswith("--bundle=")]
+        names = [*words, *(bundle.name for bundle in bundles if bundle.parent == self._bundles)]
+        return next((name for name in names if ids.is_id("sbx", name)), "")
 
 
-async def _ended(process: Process) -> bool:
+def _speakable(message: str) -> str:
+    """Return a message of runsc's without host paths, and not longer than is of use."""
+    words = (word if "/" not in word else "…" for word in message.split())
+    return " ".join(words)[:MESSAGE_CHARS_MAX]
+
+
+async def _ended(process: Process, timeout_s: float) -> bool:
     pidfd = processes.open_process(process)
     if pidfd is None:
         return True
     try:
-        return await processes.wait_ended(pidfd, END_S)
+        return await processes.wait_ended(pidfd, timeout_s)
     finally:
         os.close(pidfd)
-
-
-def _is_full(image: Path) -> bool:
-    """Whether writing there fails for want of room. Cut off early enough, runsc reports anything but that."""
-    found = os.statvfs(image)
-    return found.f_bavail * found.f_frsize < _FULL_BYTES

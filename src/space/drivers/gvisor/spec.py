@@ -95,6 +95,15 @@ def render(machine: Machine, guest_dir: Path) -> dict[str, Any]:
                 "source": str(guest_dir),
                 "options": ["bind", "ro", "nosuid", "nodev"],
             },
+            *(
+                {
+                    "destination": one.path,
+                    "type": "bind",
+                    "source": str(one.source),
+                    "options": ["bind", "rw", "nosuid", "nodev"],
+                }
+                for one in machine.shared
+            ),
         ],
         "linux": {
             "namespaces": [

@@ -3,16 +3,29 @@
 import json
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import httpx
 
+from space.sdk._async.builds import AsyncBuilds
+from space.sdk._async.egress import AsyncEgress
 from space.sdk._async.keys import AsyncKeys
 from space.sdk._async.operations import AsyncOperations, pages
+from space.sdk._async.policies import AsyncPolicies
+from space.sdk._async.projects import AsyncProjects
+from space.sdk._async.secrets import AsyncSecrets
+from space.sdk._async.snapshots import AsyncSnapshots
+from space.sdk._async.templates import AsyncTemplates
 from space.sdk._async.transport import AsyncTransport, lost
-from space.sdk.config import find_credentials
+from space.sdk._async.uploads import AsyncUploads
+from space.sdk._async.volumes import AsyncVolumes
+from space.sdk._async.webhooks import AsyncWebhooks
+from space.sdk.admin import Pool, Stray
+from space.sdk.config import e2b_environment, find_credentials
 from space.sdk.requests import Request, present
 from space.sdk.types import CommandInfo, Event, SandboxInfo, State
+
+GC_READ_S = 300.0
 
 
 class AsyncClient:
@@ -28,7 +41,18 @@ class AsyncClient:
         self.api_key = credentials.api_key
         self.transport = AsyncTransport(credentials)
         self.operations = AsyncOperations(self.transport)
+        self.snapshots = AsyncSnapshots(self.transport, self.operations)
+        self.uploads = AsyncUploads(self.transport)
+        self.builds = AsyncBuilds(self.transport, self.uploads)
+        self.templates = AsyncTemplates(self.transport, self.builds)
+        self.projects = AsyncProjects(self.transport)
         self.keys = AsyncKeys(self.transport)
+        self.webhooks = AsyncWebhooks(self.transport)
+        self.policies = AsyncPolicies(self.transport)
+        self.secrets = AsyncSecrets(self.transport)
+        self.volumes = AsyncVolumes(self.transport)
+        self.egress = AsyncEgress(self.transport)
+        self._holders: set[int] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -40,6 +64,16 @@ class AsyncClient:
 
     async def close(self) -> None:
         await self.transport.close()
+
+    # A client that belongs to handles, a sandbox's and those of its forks, is closed with the last of them.
+
+    def hold(self, holder: object) -> None:
+        self._holders.add(id(holder))
+
+    async def let_go(self, holder: object) -> None:
+        self._holders.discard(id(holder))
+        if not self._holders:
+            await self.close()
 
     async def sandbox_info(self, sandbox_id: str) -> SandboxInfo:
         """Return a sandbox as it is now."""
@@ -62,13 +96,37 @@ class AsyncClient:
         answer = await self.transport.call(Request(method="GET", path=f"/v1/commands/{command_id}"))
         return CommandInfo.parse(answer)
 
-    async def templates(self) -> list[dict[str, Any]]:
-        """Return the templates that sandboxes can be made from."""
-        answer = await self.transport.call(Request(method="GET", path="/v1/templates"))
-        return answer["items"]
+    async def e2b_environment(self) -> dict[str, str]:
+        """Return the environment by which E2B's clients use this installation with this client's key.
+
+        Raises ``NotFound`` (``no-e2b``) when they are not served here.
+        """
+        told = await self.transport.call(Request(method="GET", path="/v1/e2b"))
+        return e2b_environment(told["url"], told["domain"], self.api_key)
+
+    async def pool(self) -> Pool:
+        """Return the machines that are kept ready, and how many were of use. Needs an admin's key."""
+        return Pool.parse(await self.transport.call(Request(method="GET", path="/v1/pool")))
+
+    async def gc(
+        self,
+        *,
+        dry_run: bool = False,
+        untagged_s: float | None = None,
+        cache_age_s: float | None = None,
+        cache_bytes_max: int | None = None,
+    ) -> list[Stray]:
+        """Remove what on the host is nobody's, and return it; with ``dry_run`` only look. Needs an admin's key.
+
+        Besides, where it is given: releases that no tag has pointed to for ``untagged_s`` seconds and nothing is made
+        from, kept steps of builds not used for ``cache_age_s``, and of these what is over ``cache_bytes_max``.
+        """
+        older = present(untagged_s=untagged_s, cache_age_s=cache_age_s, cache_bytes_max=cache_bytes_max)
+        request = Request(method="POST", path="/v1/gc", body={"dry_run": dry_run, **older}, read_s=GC_READ_S)
+        return [Stray.parse(stray) for stray in (await self.transport.call(request))["strays"]]
 
     async def events(self) -> AsyncIterator[Event]:
-        """Yield state changes of the project's sandboxes as they happen, without end."""
+        """Yield state changes of the project's sandboxes, and ends of its builds, as they happen, without end."""
         request = Request(method="GET", path="/v1/events", headers={"accept": "text/event-stream"}, read_s=None)
         response = await self.transport.start(request)
         fields: dict[str, list[str]] = {}

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 from space.sdk._async.operations import pages
 from space.sdk._async.transport import AsyncTransport
+from space.sdk.admin import ApiKey
 from space.sdk.requests import Request, creating, present
-from space.sdk.types import ApiKey
 
 
 class AsyncKeys:

@@ -10,6 +10,7 @@ import httpx
 from tenacity import AsyncRetrying
 
 from space.errors import HostError, OutcomeUnknown, SpaceError, Unavailable
+from space.sdk.attach import SUBPROTOCOL
 from space.sdk.backends.asyncio import Socket
 from space.sdk.config import Credentials
 from space.sdk.errors import from_answer
@@ -67,12 +68,13 @@ class AsyncTransport:
         """Send a request and return its answer with the body still to come. The caller closes it."""
         return await self._send_patiently(request, at or self.api, stream=True)
 
-    async def attach(self, path: str, query: dict[str, str], at: Endpoint) -> Socket:
-        """Open a WebSocket. Raises `Disconnected` when that may work later."""
+    async def attach(self, path: str, query: dict[str, str], at: Endpoint, protocol: str = SUBPROTOCOL) -> Socket:
+        """Open a WebSocket that speaks ``protocol``. Raises `Disconnected` when that may work later."""
         url = f"{at.websocket_url}{path}" + (f"?{httpx.QueryParams(query)}" if query else "")
         return await Socket.open(
             url,
             {"authorization": f"Bearer {at.secret}"},
+            protocol=protocol,
             tls=self._trusted() if url.startswith("wss:") else None,
             use_proxy=self._use_proxy,
         )

@@ -4,16 +4,29 @@
 import json
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import httpx
 
+from space.sdk._sync.builds import Builds
+from space.sdk._sync.egress import Egress
 from space.sdk._sync.keys import Keys
 from space.sdk._sync.operations import Operations, pages
+from space.sdk._sync.policies import Policies
+from space.sdk._sync.projects import Projects
+from space.sdk._sync.secrets import Secrets
+from space.sdk._sync.snapshots import Snapshots
+from space.sdk._sync.templates import Templates
 from space.sdk._sync.transport import Transport, lost
-from space.sdk.config import find_credentials
+from space.sdk._sync.uploads import Uploads
+from space.sdk._sync.volumes import Volumes
+from space.sdk._sync.webhooks import Webhooks
+from space.sdk.admin import Pool, Stray
+from space.sdk.config import e2b_environment, find_credentials
 from space.sdk.requests import Request, present
 from space.sdk.types import CommandInfo, Event, SandboxInfo, State
+
+GC_READ_S = 300.0
 
 
 class Client:
@@ -29,7 +42,18 @@ class Client:
         self.api_key = credentials.api_key
         self.transport = Transport(credentials)
         self.operations = Operations(self.transport)
+        self.snapshots = Snapshots(self.transport, self.operations)
+        self.uploads = Uploads(self.transport)
+        self.builds = Builds(self.transport, self.uploads)
+        self.templates = Templates(self.transport, self.builds)
+        self.projects = Projects(self.transport)
         self.keys = Keys(self.transport)
+        self.webhooks = Webhooks(self.transport)
+        self.policies = Policies(self.transport)
+        self.secrets = Secrets(self.transport)
+        self.volumes = Volumes(self.transport)
+        self.egress = Egress(self.transport)
+        self._holders: set[int] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -41,6 +65,16 @@ class Client:
 
     def close(self) -> None:
         self.transport.close()
+
+    # A client that belongs to handles, a sandbox's and those of its forks, is closed with the last of them.
+
+    def hold(self, holder: object) -> None:
+        self._holders.add(id(holder))
+
+    def let_go(self, holder: object) -> None:
+        self._holders.discard(id(holder))
+        if not self._holders:
+            self.close()
 
     def sandbox_info(self, sandbox_id: str) -> SandboxInfo:
         """Return a sandbox as it is now."""
@@ -63,13 +97,37 @@ class Client:
         answer = self.transport.call(Request(method="GET", path=f"/v1/commands/{command_id}"))
         return CommandInfo.parse(answer)
 
-    def templates(self) -> list[dict[str, Any]]:
-        """Return the templates that sandboxes can be made from."""
-        answer = self.transport.call(Request(method="GET", path="/v1/templates"))
-        return answer["items"]
+    def e2b_environment(self) -> dict[str, str]:
+        """Return the environment by which E2B's clients use this installation with this client's key.
+
+        Raises ``NotFound`` (``no-e2b``) when they are not served here.
+        """
+        told = self.transport.call(Request(method="GET", path="/v1/e2b"))
+        return e2b_environment(told["url"], told["domain"], self.api_key)
+
+    def pool(self) -> Pool:
+        """Return the machines that are kept ready, and how many were of use. Needs an admin's key."""
+        return Pool.parse(self.transport.call(Request(method="GET", path="/v1/pool")))
+
+    def gc(
+        self,
+        *,
+        dry_run: bool = False,
+        untagged_s: float | None = None,
+        cache_age_s: float | None = None,
+        cache_bytes_max: int | None = None,
+    ) -> list[Stray]:
+        """Remove what on the host is nobody's, and return it; with ``dry_run`` only look. Needs an admin's key.
+
+        Besides, where it is given: releases that no tag has pointed to for ``untagged_s`` seconds and nothing is made
+        from, kept steps of builds not used for ``cache_age_s``, and of these what is over ``cache_bytes_max``.
+        """
+        older = present(untagged_s=untagged_s, cache_age_s=cache_age_s, cache_bytes_max=cache_bytes_max)
+        request = Request(method="POST", path="/v1/gc", body={"dry_run": dry_run, **older}, read_s=GC_READ_S)
+        return [Stray.parse(stray) for stray in (self.transport.call(request))["strays"]]
 
     def events(self) -> Iterator[Event]:
-        """Yield state changes of the project's sandboxes as they happen, without end."""
+        """Yield state changes of the project's sandboxes, and ends of its builds, as they happen, without end."""
         request = Request(method="GET", path="/v1/events", headers={"accept": "text/event-stream"}, read_s=None)
         response = self.transport.start(request)
         fields: dict[str, list[str]] = {}

@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 import httpx
 
-from space.errors import NotFound, RequestError, SpaceError, Unauthenticated
+from space.errors import NotFound, RequestError, SpaceError, Unauthenticated, Unavailable
 from space.sdk._sync.transport import Transport
 from space.sdk.backends import Disconnected
 from space.sdk.backends.threads import Lock, Socket
 from space.sdk.requests import UNREACHABLE, Endpoint, Request
 from space.sdk.types import parse_time
 
+TUNNEL_PROTOCOL = "space.tcp.v1"
 RENEW_BEFORE_S = 60.0
 AVOID_S = 30.0
 # With these the node says that it did nothing: the api knows better why, and may wake the sandbox.
@@ -33,10 +34,22 @@ class DataPlane:
         self._renew_at = 0.0
         self._avoid_until = 0.0
         self._renewing = Lock()
+        self._unused = True
 
     def call(self, request: Request) -> Any:
         """Send a request to the node, or to the api; return the answer's JSON."""
         return self._reach(request, lambda at: self._transport.call(request, at))
+
+    def exec(self, request: Request) -> Any:
+        """As `call`, for requests that are small both ways.
+
+        The first one goes through the api, to which there is a connection already: a token, and a connection to the
+        node, are worth a request of their own only for those who come again.
+        """
+        if self._unused:
+            self._unused = False
+            return self._transport.call(request)
+        return self.call(request)
 
     def start(self, request: Request) -> httpx.Response:
         """As `call`, but return the answer with its body still to come. The caller closes it."""
@@ -68,6 +81,22 @@ class DataPlane:
             self._avoid_until = 0.0
             raise lost from refused
 
+    def tunnel(self, path: str) -> Socket:
+        """Open a WebSocket for a raw connection, at the node: nobody else relays those. It wakes the sandbox."""
+        for left in (True, False):
+            at = self._endpoint()
+            if at is self._transport.api:
+                break
+            try:
+                return self._transport.attach(path, {}, at, TUNNEL_PROTOCOL)
+            except Disconnected as error:
+                raise Unavailable(f"The node of the sandbox cannot be reached: {error}", code=UNREACHABLE) from error
+            except Unauthenticated:
+                self._node = None
+                if not left:
+                    raise
+        raise Unavailable("The node of the sandbox cannot be reached from here.", code=UNREACHABLE)
+
     def offer(self, access: dict[str, Any] | None) -> None:
         """Take an access ``{url, token, expires_at}`` that came with another answer."""
         if access:
@@ -92,6 +121,7 @@ class DataPlane:
         return send(self._transport.api)
 
     def _endpoint(self) -> Endpoint:
+        self._unused = False
         now = time.monotonic()
         if now < self._avoid_until:
             return self._transport.api

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from space.sdk._sync.operations import pages
 from space.sdk._sync.transport import Transport
+from space.sdk.admin import ApiKey
 from space.sdk.requests import Request, creating, present
-from space.sdk.types import ApiKey
 
 
 class Keys:

@@ -1,9 +1,11 @@
 # Generated from ../_async/sandbox.py by scripts/sync-sdk; change that one.
 """A sandbox as a handle: commands, files, lifecycle."""
 
+import builtins
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 from urllib.parse import urlsplit
@@ -11,19 +13,34 @@ from urllib.parse import urlsplit
 from space.errors import Conflict, NotFound, OutcomeUnknown, SpaceError
 from space.sdk._sync.client import Client
 from space.sdk._sync.command import Command
+from space.sdk._sync.contexts import Contexts
 from space.sdk._sync.dataplane import DataPlane
+from space.sdk._sync.egress import Egress
 from space.sdk._sync.files import Files
 from space.sdk._sync.operations import pages
+from space.sdk._sync.policies import SandboxPolicy
+from space.sdk._sync.ports import Ports
+from space.sdk._sync.secrets import Grants
 from space.sdk.backends.threads import sleep
-from space.sdk.options import CommandOptions, SandboxOptions, command_body, sandbox_body
-from space.sdk.requests import READ_TIMEOUT_S, Endpoint, Request, creating, present, waiting
+from space.sdk.options import (
+    CommandOptions,
+    ForkOptions,
+    SandboxChanges,
+    SandboxOptions,
+    change_body,
+    command_body,
+    fork_body,
+    sandbox_body,
+)
+from space.sdk.requests import HELD_S_MAX, READ_TIMEOUT_S, Endpoint, Request, creating, present, waiting
+from space.sdk.templates import Template
 from space.sdk.types import (
     CommandInfo,
     CommandResult,
-    OnIdle,
-    OnTimeout,
     Operation,
     SandboxInfo,
+    Snapshot,
+    SnapshotKind,
     State,
     StreamName,
     Tty,
@@ -31,8 +48,6 @@ from space.sdk.types import (
 
 RESTING: frozenset[State] = frozenset({"paused", "suspended", "stopped", "failed", "deleted"})
 Verb = Literal["pause", "resume", "suspend", "wake", "stop", "start"]
-HELD_S_MAX = 30.0
-"""How long one answer is held open; longer waits are made of several."""
 POLL_S = 0.05
 EXEC_MARGIN_S = 60.0
 STDIN_TEXT_BYTES_MAX = 256 * 1024
@@ -50,8 +65,15 @@ class Sandbox:
         self.info = info
         self._keep = keep
         self._owns_client = owns_client
+        if owns_client:
+            client.hold(self)
         self._plane = DataPlane(client.transport, info.id)
         self.files = Files(self._plane, info.id)
+        self.ports = Ports(client.transport, self._plane, info.id)
+        self.contexts = Contexts(client.transport, info.id)
+        self.policy = SandboxPolicy(client.transport, info.id)
+        self.grants = Grants(client.transport, info.id)
+        self.egress = Egress(client.transport, info.id)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.state}>"
@@ -74,7 +96,7 @@ class Sandbox:
     @classmethod
     def create(
         cls,
-        template: str = "base",
+        template: str | Snapshot | Template = "base",
         *,
         client: Client | None = None,
         url: str | None = None,
@@ -85,6 +107,7 @@ class Sandbox:
     ) -> Self:
         """Make a sandbox and return it once it is running and ready; with ``wait_s`` None as soon as it is accepted.
 
+        ``template`` is a template (itself, its name, ``name:tag`` or digest) or a snapshot (or ``"snapshot:ID"``).
         ``keep`` leaves it in place at the end of a ``with`` block, and also when it does not become ready. A request
         whose answer is lost is sent again without making a second sandbox. Options: see `SandboxOptions`. Without
         ``client`` the sandbox has connections of its own; share one `Client` between many sandboxes.
@@ -172,7 +195,7 @@ class Sandbox:
     def close(self) -> None:
         """Give back the connections this handle owns; the sandbox stays as it is."""
         if self._owns_client:
-            self.client.close()
+            self.client.let_go(self)
 
     # Commands
 
@@ -202,7 +225,7 @@ class Sandbox:
                 body={**command_body(command, options), **present(stdin_text=text)},
                 read_s=None if limit_s is None else limit_s + EXEC_MARGIN_S,
             )
-            result = CommandResult.parse(self._plane.call(request))
+            result = CommandResult.parse(self._plane.exec(request))
         return result.check() if check else result
 
     def start(
@@ -225,12 +248,13 @@ class Sandbox:
         return handle.connect()
 
     def command(self, command_id: str, *, tail_bytes: int | None = None) -> Command:
-        """Return a handle to a command that was created before.
+        """Return a handle to a command that was created before, here or in the sandbox that this one was forked from.
 
         Reading it begins with its first byte, or with the last ``tail_bytes`` that each stream has so far.
         """
-        answer = self._plane.call(Request(method="GET", path=f"/v1/commands/{command_id}"))
-        info = CommandInfo.parse(answer)
+        info = self._command_info(command_id)
+        if info.sandbox_id not in {None, self.id}:
+            info = self._inherited(command_id)
         offsets: dict[StreamName, int] = {}
         if tail_bytes is not None:
             offsets = {name: max(0, at - tail_bytes) for name, at in info.produced.items()}
@@ -240,6 +264,74 @@ class Sandbox:
         """Yield the sandbox's commands, newest first."""
         for item in pages(self.client.transport, f"/v1/sandboxes/{self.id}/commands", {}):
             yield CommandInfo.parse(item)
+
+    def _command_info(self, command_id: str) -> CommandInfo:
+        return CommandInfo.parse(self._plane.call(Request(method="GET", path=f"/v1/commands/{command_id}")))
+
+    def _inherited(self, command_id: str) -> CommandInfo:
+        for info in self.commands():
+            if info.forked_from == command_id:
+                return self._command_info(info.id)
+        raise NotFound(f"Command {command_id} is none of sandbox {self.id}.", code="command-not-found")
+
+    # Branching
+
+    def fork(
+        self, count: int = 1, *, keep: bool = False, wait_s: float | None = 300.0, **options: Unpack[ForkOptions]
+    ) -> builtins.list[Self]:
+        """Make ``count`` sandboxes that go on from this one's present state; return them once all run and are ready.
+
+        This one goes on, too, or stays paused or suspended. Each fork is a machine of its own: what it writes, runs and
+        remembers from then on concerns no other. ``keep`` and ``wait_s`` are as for `create`. Options: `ForkOptions`.
+        """
+        held_s = min(wait_s, HELD_S_MAX) if wait_s else None
+        request = Request(
+            method="POST",
+            path=f"/v1/sandboxes/{self.id}/fork",
+            body=fork_body(count, options),
+            headers=creating(wait_s=held_s),
+            read_s=READ_TIMEOUT_S + (held_s or 0),
+        )
+        deadline = time.monotonic() + (wait_s or 0)
+        try:
+            answer = self.client.transport.call(request)
+        except SpaceError as error:
+            if "operation_id" in error.details and not keep:
+                self._remove_forks(request)
+            raise
+        infos = [SandboxInfo.parse(made) for made in answer["sandboxes"]]
+        forks = [type(self)(self.client, info, keep=keep, owns_client=self._owns_client) for info in infos]
+        if not wait_s:
+            return forks
+        try:
+            self.client.operations.wait(Operation.parse(answer["operation"]), timeout_s=wait_s)
+            for fork in forks:
+                fork.wait_ready(timeout_s=deadline - time.monotonic())
+        except BaseException:
+            for fork in forks:
+                if not keep:
+                    _remove(self.client, fork.id)
+                fork.close()
+            raise
+        return forks
+
+    def _remove_forks(self, request: Request) -> None:
+        """Delete what a fork that has failed made nevertheless; the same key again tells what that is."""
+        key = request.headers["idempotency-key"]
+        with suppress(SpaceError):
+            again = replace(request, headers={"idempotency-key": key})
+            for made in (self.client.transport.call(again))["sandboxes"]:
+                _remove(self.client, made["id"])
+
+    def snapshot(
+        self, name: str | None = None, *, kind: SnapshotKind = "full", wait_s: float | None = 300.0
+    ) -> Snapshot:
+        """Keep the present state under a new id, to make sandboxes from with `create`; this one goes on.
+
+        ``full`` keeps memory, processes and files, ``disk`` the files alone. Returns when it is kept, with ``wait_s``
+        None as soon as the request is accepted.
+        """
+        return self.client.snapshots.create(self.id, name=name, kind=kind, wait_s=wait_s)
 
     # Lifecycle
 
@@ -300,28 +392,10 @@ class Sandbox:
                 sleep(POLL_S)
         return self.info
 
-    def update(
-        self,
-        *,
-        name: str | None = None,
-        metadata: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        on_timeout: OnTimeout | None = None,
-        idle_timeout_s: float | None = None,
-        on_idle: OnIdle | None = None,
-        wake_on_request: bool | None = None,
-    ) -> SandboxInfo:
-        """Change what is given. A new ``timeout_s`` counts from now."""
-        body = present(
-            name=name,
-            metadata=metadata,
-            timeout_s=timeout_s,
-            on_timeout=on_timeout,
-            idle_timeout_s=idle_timeout_s,
-            on_idle=on_idle,
-            wake_on_request=wake_on_request,
-        )
-        answer = self.client.transport.call(Request(method="PATCH", path=f"/v1/sandboxes/{self.id}", body=body))
+    def update(self, **changes: Unpack[SandboxChanges]) -> SandboxInfo:
+        """Change what is given. A new ``timeout_s`` counts from now. What there is: see `SandboxChanges`."""
+        request = Request(method="PATCH", path=f"/v1/sandboxes/{self.id}", body=change_body(changes))
+        answer = self.client.transport.call(request)
         self.info = SandboxInfo.parse(answer.get("sandbox", answer))
         return self.info
 

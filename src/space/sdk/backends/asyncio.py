@@ -36,7 +36,7 @@ async def wait_on(condition: asyncio.Condition, timeout_s: float | None) -> None
 
 
 class Socket:
-    """One WebSocket that speaks ``space.command.v1``. Only one task may receive at a time."""
+    """One WebSocket of the data plane. Only one task may receive at a time."""
 
     def __init__(self, connection: ClientConnection, held: AsyncExitStack) -> None:
         self._connection = connection
@@ -44,7 +44,13 @@ class Socket:
 
     @classmethod
     async def open(
-        cls, url: str, headers: Mapping[str, str], *, tls: ssl.SSLContext | None, use_proxy: bool
+        cls,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        tls: ssl.SSLContext | None,
+        use_proxy: bool,
+        protocol: str = SUBPROTOCOL,
     ) -> "Socket":
         """Connect. Raises `Disconnected` when that may work later, and the server's error when it refuses."""
         held = AsyncExitStack()
@@ -52,7 +58,7 @@ class Socket:
             connection = await held.enter_async_context(
                 connect(
                     url,
-                    subprotocols=[Subprotocol(SUBPROTOCOL)],
+                    subprotocols=[Subprotocol(protocol)],
                     additional_headers=headers,
                     compression=None,
                     ssl=tls,

@@ -36,21 +36,29 @@ def wait_on(condition: threading.Condition, timeout_s: float | None) -> None:
 
 
 class Socket:
-    """One WebSocket that speaks ``space.command.v1``. Only one thread may receive at a time."""
+    """One WebSocket of the data plane. Only one thread may receive at a time."""
 
     def __init__(self, connection: ClientConnection, held: ExitStack) -> None:
         self._connection = connection
         self._held = held
 
     @classmethod
-    def open(cls, url: str, headers: Mapping[str, str], *, tls: ssl.SSLContext | None, use_proxy: bool) -> "Socket":
+    def open(
+        cls,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        tls: ssl.SSLContext | None,
+        use_proxy: bool,
+        protocol: str = SUBPROTOCOL,
+    ) -> "Socket":
         """Connect. Raises `Disconnected` when that may work later, and the server's error when it refuses."""
         held = ExitStack()
         try:
             connection = held.enter_context(
                 connect(
                     url,
-                    subprotocols=[Subprotocol(SUBPROTOCOL)],
+                    subprotocols=[Subprotocol(protocol)],
                     additional_headers=headers,
                     compression=None,
                     ssl=tls,

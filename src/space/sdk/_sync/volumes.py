@@ -1,0 +1,35 @@
+# Generated from ../_async/volumes.py by scripts/sync-sdk; change that one.
+"""Volumes: directories that outlive sandboxes, and that several of them mount."""
+
+from collections.abc import Iterator
+
+from space.sdk._sync.operations import pages
+from space.sdk._sync.transport import Transport
+from space.sdk.requests import Request, creating, present
+from space.sdk.volumes import Volume
+
+
+class Volumes:
+    """``client.volumes``. `SandboxOptions.volumes` mounts them."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def create(self, name: str, *, size_mib: int | None = None) -> Volume:
+        """Make a volume that holds so much; its name is the project's only one."""
+        body = present(name=name, size_mib=size_mib)
+        request = Request(method="POST", path="/v1/volumes", body=body, headers=creating())
+        return Volume.parse(self._transport.call(request))
+
+    def list(self) -> Iterator[Volume]:
+        """Yield the project's volumes, newest first."""
+        for item in pages(self._transport, "/v1/volumes", {}):
+            yield Volume.parse(item)
+
+    def get(self, name: str) -> Volume:
+        """Return a volume."""
+        return Volume.parse(self._transport.call(Request(method="GET", path=f"/v1/volumes/{name}")))
+
+    def delete(self, name: str) -> None:
+        """Delete a volume with all that is in it. Raises ``Conflict`` (``volume-in-use``) while a sandbox mounts it."""
+        self._transport.call(Request(method="DELETE", path=f"/v1/volumes/{name}"))
