@@ -19,6 +19,7 @@ from space.drivers import programs
 from space.drivers.vm.proof import Verdict
 from space.settings import Settings
 from tests.images import free_port
+from tests.installation import printed_path
 
 
 def host(root: Path, files: dict[str, str]) -> Host:
@@ -302,10 +303,11 @@ def test_a_driver_that_the_settings_ask_for_and_that_does_not_work_is_a_fault() 
 @pytest.mark.machine
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 async def test_this_host_is_examined_for_real_and_left_as_it_was() -> None:
-    checks = {check.check: check for check in await doctor.examine(Settings())}
+    guest = printed_path("guest-runtime")
+    checks = {check.check: check for check in await doctor.examine(Settings(guest_dir=guest))}
     assert list(checks)[-5:] == ["kvm", "firecracker", "gvisor", "qemu", "driver"]
     assert checks["gvisor"].detail.startswith("usable")
-    for name in ("kernel", "root", "cgroups", "runsc", "disks", "nftables", "links"):
+    for name in ("kernel", "root", "cgroups", "runsc", "guest-runtime", "disks", "nftables", "links"):
         assert checks[name].ok, checks[name]
     assert all(check.ok or check.advice for check in checks.values())
     assert socket.if_nameindex() == [link for link in socket.if_nameindex() if not link[1].startswith("spd")]

@@ -27,8 +27,10 @@ from space.settings import Settings
 VERB_S = {"suspend": 900.0, "snapshot": 900.0, "wake": 300.0}
 VERB_S_DEFAULT = 120.0
 UNDO_S = 60.0
-OOM_S = 1.0
-"""How long a machine that the kernel kills for want of memory may still be seen alive."""
+OOM_S = 10.0
+"""How long a machine that the kernel kills for want of memory may still be seen alive. On a busy host its memory takes
+seconds to be given back.
+"""
 
 log = structlog.get_logger()
 
