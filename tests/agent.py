@@ -158,7 +158,8 @@ class Peer:
     def start(self, *argv: str, stdin: bool = False, tty: dict[str, int] | None = None, **fields: Any) -> Running:
         names = ["tty"] if tty else ["stdout", "stderr", *(["stdin"] if stdin else [])]
         streams = {name: self.channel.new_number() for name in names}
-        command_id = fields.pop("id", f"cmd{next(iter(streams.values()))}")
+        # Without control groups an agent knows its own by this, on the whole host: others may be at work there, too.
+        command_id = fields.pop("id", f"cmd{os.getpid()}n{next(iter(streams.values()))}")
         for name, number in streams.items():
             if name in ("stdin", "tty"):
                 self.channel.open_send(number, durable=True)

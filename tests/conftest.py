@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import installation as installations
 from tests.driver_table import pytest_runtest_logreport, pytest_terminal_summary
@@ -22,6 +23,10 @@ __all__ = [
     "sandbox",
     "shared",
 ]
+
+# One example may be held up by what else runs: how long each takes says nothing.
+settings.register_profile("space", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("space")
 
 
 @pytest.fixture(scope="session")

@@ -29,8 +29,7 @@ from space.model.ids import new_id
 from space.model.policy import parse_policy, render_policy
 from space.settings import Settings
 from tests.guest import Guest
-from tests.images import free_port
-from tests.installation import DATA
+from tests.installation import DATA, gateway_ports
 from tests.upstreams import NAME_SERVER, NETWORKS, Outside, outside
 
 READY_S = 20.0
@@ -228,8 +227,7 @@ def gateway_host(**changes: Any) -> Iterator[GatewayHost]:
             instance=instance,
             data_dir=directory / "data",
             run_dir=directory / "run",
-            gateway_port=free_port(),
-            gateway_dns_port=free_port(),
+            **gateway_ports(),
             egress_resolvers=(NAME_SERVER,),
             egress_private_hosts=NETWORKS,
             egress_ca_file=servers.certificates.authorities / "ca.crt",

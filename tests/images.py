@@ -35,6 +35,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
+from tests.installation import free_ports
+
 OCI = "application/vnd.oci.image"
 DOCKER = "application/vnd.docker"
 APPLETS = (
@@ -247,7 +249,7 @@ class Registry:
         directory.mkdir(parents=True)
         self.certificates = Certificates(directory) if tls else None
         self._tokens = _Tokens(directory, users or {}) if tokens else None
-        self.port = free_port()
+        (self.port,) = free_ports(1)
         self.host = f"127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
         self.log = directory / "registry.log"
@@ -401,12 +403,6 @@ def _bcrypt(password: str) -> str:
     words = ["perl", "-e", "print crypt($ENV{PASSWORD}, '$2b$05$' . 'abcdefghijklmnopqrstuu')"]
     environment = {"PASSWORD": password, "PATH": os.environ["PATH"]}
     return subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _accepts(port: int) -> bool:

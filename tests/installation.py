@@ -54,23 +54,19 @@ def printed_path(script: str) -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as open_sockets:
-        found = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
-        for one in found:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in found]
-
-
-def gateway_ports() -> dict[str, int]:
-    """Two ports of the kind that no outgoing connection of the host has by chance: the rules are about them."""
+    """Ports that nobody listens on, of the kind that no outgoing connection of the host has by chance."""
     with contextlib.ExitStack() as open_sockets:
         found: list[int] = []
-        while len(found) < 2:
+        while len(found) < count:
             one, port = open_sockets.enter_context(socket.socket()), 10000 + secrets.randbelow(20000)
             with contextlib.suppress(OSError):
                 one.bind(("0.0.0.0", port))
                 found.append(port)
-    return {"gateway_port": found[0], "gateway_dns_port": found[1]}
+    return found
+
+
+def gateway_ports() -> dict[str, int]:
+    return dict(zip(("gateway_port", "gateway_dns_port"), free_ports(2), strict=True))
 
 
 def usual_driver() -> str:

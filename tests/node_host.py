@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from space.model.ids import new_id
 from tests.agent import Agent, descendants
 from tests.attached import Attached
+from tests.installation import free_ports
 
 SOURCE = Path(__file__).parent.parent / "src"
 DIGEST = "sha256:" + "0" * 64
@@ -225,7 +225,7 @@ class NodeHost:
         (self.run_dir / "broker").mkdir(parents=True)
         (self.run_dir / "channels").mkdir()
         self.data_dir.mkdir()
-        self.port = _free_port()
+        (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         self.broker = AgentBroker(self.run_dir / "broker" / "broker.sock", self.run_dir / "channels")
         self.environment = {
@@ -351,12 +351,6 @@ def wait_until(condition: Any, what: str, patience_s: float = PATIENCE_S) -> Non
 
 def processes_of(host: NodeHost, sandbox: str) -> set[int]:
     return descendants(host.broker.agents[sandbox].process.pid)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def random_bytes(count: int) -> bytes:

@@ -19,8 +19,9 @@ pytestmark = [
     pytest.mark.machine,
     pytest.mark.skipif(gvisor.unfit() is not None, reason=f"no gVisor machine: {gvisor.unfit()}"),
 ]
-COUNTER = "i=0; while [ $i -lt 60000 ]; do echo $i; i=$((i+1)); done"
-COUNTED = "".join(f"{i}\n" for i in range(60_000)).encode()
+COUNT = 150_000
+COUNTER = f"i=0; while [ $i -lt {COUNT} ]; do echo $i; i=$((i+1)); done"
+COUNTED = "".join(f"{i}\n" for i in range(COUNT)).encode()
 
 
 @pytest.fixture(scope="module")
@@ -232,13 +233,13 @@ def test_the_host_may_be_killed_in_the_middle_of_frames_both_ways(machine: Machi
 
 def test_a_checkpoint_in_the_middle_of_output_loses_nothing(own_machine: Machine, tmp_path: Path):
     peer = own_machine.peer()
-    command = peer.start("sh", "-c", COUNTER, user="user")
     plain = {"PS1": "$ ", "TERM": "dumb"}
     shell = peer.start("bash", "--norc", "--noprofile", "-i", env=plain, tty={"rows": 24, "cols": 80})
     peer.until(lambda: peer.data.get(shell.streams["tty"], b"").endswith(b"$ "), "the prompt")
     peer.feed(shell.streams["tty"], b"sleep 77\n")
     # The echo of the line is the last thing that the shell has to say until the program ends.
     peer.until(lambda: peer.data[shell.streams["tty"]].endswith(b"sleep 77\r\n"), "the echo")
+    command = peer.start("sh", "-c", COUNTER, user="user")
     for round_number in range(2):
         number, before = command.streams["stdout"], len(peer.data.get(command.streams["stdout"], b""))
         peer.until(lambda n=number, b=before, p=peer: len(p.data.get(n, b"")) > b + 3000)
@@ -266,7 +267,7 @@ def test_a_checkpoint_in_the_middle_of_output_loses_nothing(own_machine: Machine
         )
         assert abs(off["clock_off_ns"]) < 5_000_000_000
         assert peer.run("uname", "-n").stdout.decode() == f"woken{round_number}\n"
-        assert abs(float(peer.run("date", "+%s.%N").stdout) - time.time()) < 0.5
+        assert abs(float(peer.run("date", "+%s.%N").stdout) - time.time()) < 5
         assert bytes(peer.data[shell.streams["tty"]]) == said["tty"], "the shell prints nothing for having been stopped"
     assert peer.finish(command, 60).stdout == COUNTED
     assert running(peer, "sleep 77") == 1

@@ -46,7 +46,7 @@ def test_a_silent_command_is_activity(host, box):
     assert activity(host, box)["active_at"] == last
 
 
-def test_an_exec_an_attached_client_a_transfer_and_a_watch_are_activity(host, box):
+def test_an_exec_an_attached_client_a_transfer_and_a_watch_are_activity(host, box, tmp_path):
     command = host.create(box, command="true")
     with attach(host, command) as client:
         client.finish()
@@ -57,9 +57,11 @@ def test_an_exec_an_attached_client_a_transfer_and_a_watch_are_activity(host, bo
         client.say(type="stdin-eof")
         client.finish()
     answers: list[httpx.Response] = []
-    thread = exec_in_thread(host, box, "sleep 0.5", answers)
+    gate = tmp_path / "gate"
+    thread = exec_in_thread(host, box, f"until [ -e {gate} ]; do sleep 0.02; done", answers)
     wait_until(lambda: activity(host, box)["commands"] == 1, "the program to run")
     assert refused(host, box)
+    gate.touch()
     thread.join()
     path = f"/v1/sandboxes/{box}/files"
     assert host.local.put(f"{path}?path=/tmp/{box}", content=random_bytes(16 * MIB)).status_code < 300

@@ -151,7 +151,7 @@ def test_the_first_byte_of_a_stream_comes_when_the_server_sends_it(guest: Place)
         while b"data: " not in data:
             data += talk.sock.recv(4096)
         sent = float(data.partition(b"data: ")[2].split()[0])
-        assert time.time() - sent < 0.1
+        assert time.time() - sent < 0.4, "before the stream ends, half a second after it"
 
 
 # --- many connections

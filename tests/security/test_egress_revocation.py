@@ -67,6 +67,7 @@ def ended(sock: socket.socket) -> None:
 # --- the next request
 
 
+@pytest.mark.alone
 def test_the_next_request_on_an_open_http1_connection_is_refused(guest: Place, outside: Outside, say: Printing) -> None:
     with guest.https("good.example") as talk:
         assert talk.get("good.example").status == 200
@@ -78,6 +79,7 @@ def test_the_next_request_on_an_open_http1_connection_is_refused(guest: Place, o
     assert [row["target"] for row in outside.seen("http")] == ["/hello"]
 
 
+@pytest.mark.alone
 def test_the_next_request_on_an_open_http2_connection_is_refused(guest: Place, outside: Outside, say: Printing) -> None:
     with Http2Talk(guest.tls("good.example", alpn=("h2",))) as talk:
         assert talk.get("good.example").status == 200
@@ -173,6 +175,7 @@ def uploading(guest: Place) -> Iterator[socket.socket]:
 ONGOING = [websocket, passed_through, to_a_network, streaming, uploading]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("begin", ONGOING, ids=lambda begin: begin.__wrapped__.__name__)
 @pytest.mark.parametrize("how", ["none", "deleted", "others-only"])
 def test_what_is_under_way_ends_when_it_is_forbidden(
@@ -213,6 +216,7 @@ def test_what_is_under_way_goes_on_when_something_else_is_forbidden(
             assert sock.recv(1 << 16) == b""
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("begin", [websocket, streaming], ids=["websocket", "streaming"])
 def test_what_is_under_way_with_a_secret_ends_with_its_grant(
     guest: Place, say: Printing, begin: Callable[[Place], Any]

@@ -126,5 +126,5 @@ def test_the_agents_environment_says_nothing(api: Api, shared: str) -> None:
 
 def test_loopback_inside_works(api: Api, sandbox: str) -> None:
     api.exec(sandbox, "python3 -m http.server 8080 --bind 127.0.0.1 >/dev/null 2>&1 &")
-    probe = "for i in 1 2 3 4 5 6 7 8 9 10; do curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:8080/ && exit 0; sleep 0.3; done; exit 1"
+    probe = "for i in $(seq 100); do curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:8080/ && exit 0; sleep 0.3; done; exit 1"
     assert api.output(sandbox, probe).endswith("200")

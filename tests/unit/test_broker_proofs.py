@@ -143,19 +143,21 @@ async def test_a_kernel_that_comes_up_is_seen_to() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "reason"),
+    ("argv", "timeout_s", "reason"),
     [
-        (("true",), "ended before it had come up"),
-        (("sleep", "60"), "had not come up after 0.5 s"),
-        (("/nonexistent/firecracker",), "ended before it had come up"),
+        (("true",), 5, "ended before it had come up"),
+        (("sleep", "60"), 0.5, "had not come up after 0.5 s"),
+        (("/nonexistent/firecracker",), 5, "ended before it had come up"),
     ],
 )
-async def test_a_kernel_that_does_not_come_up_is_given_up_in_time(argv: tuple[str, ...], reason: str) -> None:
+async def test_a_kernel_that_does_not_come_up_is_given_up_in_time(
+    argv: tuple[str, ...], timeout_s: float, reason: str
+) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     began = time.monotonic()
-    verdict = await trial.boot(Trial("Firecracker 1.16.1", argv), timeout_s=0.5)
-    assert time.monotonic() - began < 5
+    verdict = await trial.boot(Trial("Firecracker 1.16.1", argv), timeout_s=timeout_s)
+    assert time.monotonic() - began < 20
     assert not verdict.runs
     assert reason in verdict.detail
     assert verdict.advice

@@ -224,9 +224,9 @@ def test_the_largest_policy_is_decided_on_in_milliseconds():
     hosts = [f"*.h{n}.example" for n in range(16)]
     paths = [f"/a/**/{'*a' * 50}{n}" for n in range(4)]
     largest = parse_policy({"rules": [{"hosts": [*hosts[:15], "*"], "paths": paths} for _ in range(256)]})
-    began = time.perf_counter()
+    began = time.thread_time()
     assert not decide(largest, asked(path="/a" * 2000 + "/" + "a" * 4000)).allowed
-    assert time.perf_counter() - began < 0.5
+    assert time.thread_time() - began < 0.5
 
 
 @pytest.mark.parametrize(
@@ -254,8 +254,8 @@ def test_the_largest_policy_is_held_against_an_address_in_no_time() -> None:
     address = ipaddress.ip_address("203.0.113.7")
     for rules in ([*ports, {"networks": ["11.0.0.0/8"]}], many):
         largest = parse_policy({"networks": rules})
-        began = time.perf_counter()
+        began = time.thread_time()
         for _ in range(50):
             assert not may_answer(largest, address)
             assert not decide_network(largest, address, 443).allowed
-        assert time.perf_counter() - began < 1
+        assert time.thread_time() - began < 1

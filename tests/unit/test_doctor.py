@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import os
+import secrets
 import socket
 import stat
 import subprocess
@@ -18,8 +19,7 @@ from space.broker.doctor_drivers import Finding
 from space.drivers import programs
 from space.drivers.vm.proof import Verdict
 from space.settings import Settings
-from tests.images import free_port
-from tests.installation import printed_path
+from tests.installation import free_ports, printed_path
 
 
 def host(root: Path, files: dict[str, str]) -> Host:
@@ -302,15 +302,16 @@ def test_a_driver_that_the_settings_ask_for_and_that_does_not_work_is_a_fault() 
 
 @pytest.mark.machine
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-async def test_this_host_is_examined_for_real_and_left_as_it_was() -> None:
-    guest = printed_path("guest-runtime")
-    checks = {check.check: check for check in await doctor.examine(Settings(guest_dir=guest))}
+async def test_this_host_is_examined_for_real_and_left_as_it_was(tmp_path: Path) -> None:
+    """As the installation of nobody: what others on this host have is not judged, and not written to."""
+    own = Settings(instance=f"t{secrets.token_hex(3)}", data_dir=tmp_path, guest_dir=printed_path("guest-runtime"))
+    checks = {check.check: check for check in await doctor.examine(own)}
     assert list(checks)[-5:] == ["kvm", "firecracker", "gvisor", "qemu", "driver"]
     assert checks["gvisor"].detail.startswith("usable")
     for name in ("kernel", "root", "cgroups", "runsc", "guest-runtime", "disks", "nftables", "links"):
         assert checks[name].ok, checks[name]
     assert all(check.ok or check.advice for check in checks.values())
-    assert socket.if_nameindex() == [link for link in socket.if_nameindex() if not link[1].startswith("spd")]
+    assert not any(name.startswith("spd") for _, name in socket.if_nameindex())
     tables = await programs.run(["nft", "list", "tables"], timeout_s=10)
     assert b"space_doctor" not in tables.output
 
@@ -319,6 +320,7 @@ def test_the_command_prints_json_and_says_by_its_status_whether_all_is_well(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SPACE_RUNSC", str(tmp_path / "absent"))
+    monkeypatch.setenv("SPACE_DATA_DIR", str(tmp_path))
     status = doctor.main(["--json"])
     checks = json.loads(capsys.readouterr().out)
     assert status == 1
@@ -330,7 +332,8 @@ HOLDER = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LO
 
 
 def test_an_installation_of_which_only_a_part_runs_is_named_with_its_log(tmp_path: Path) -> None:
-    settings = Settings(run_dir=tmp_path, api_port=free_port())
+    (port,) = free_ports(1)
+    settings = Settings(run_dir=tmp_path, api_port=port)
     assert doctor.check_processes(settings) == Check("processes", ok=True, detail="none runs: `space up` starts SPACE")
     (tmp_path / "locks").mkdir()
     with subprocess.Popen(

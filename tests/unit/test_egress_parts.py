@@ -118,7 +118,7 @@ async def test_bytes_go_both_ways_until_both_ends_are_done() -> None:
 
 
 async def test_who_only_listens_is_not_ended_before_both_ends_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    silence_s = 0.3
+    silence_s = 1.0
     monkeypatch.setattr(tunnels, "SILENCE_S", silence_s)
     (guest, inside), (server, outside) = await ends(), await ends()
     joined = asyncio.create_task(join(guest, server, Unpaced(), Counted()))
@@ -175,7 +175,7 @@ async def test_what_is_known_to_be_allowed_is_not_asked_again_until_a_grant_expi
     tunnels.add(Tunnel("sbx1", allowed, judged=first))
     await tunnels.review("sbx1", first)
     assert asked == []
-    ends = time.time() + 0.05
+    ends = time.time() + 1
     grant = parse_grant(
         {"id": "g", "secret": "s", "hosts": ["x.example"], "expires_at": ends, "value": {"kind": "text", "value": "v"}}
     )
@@ -189,12 +189,15 @@ async def test_what_is_known_to_be_allowed_is_not_asked_again_until_a_grant_expi
     assert asked == [2, 2]
 
 
-async def test_a_long_review_lets_others_have_their_turns_and_spares_what_has_ended() -> None:
+async def test_a_long_review_lets_others_have_their_turns_and_spares_what_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("space.egress.tunnels.AT_ONCE_S", 0.05)
     tunnels, ended = Tunnels(), list[int]()
     running = [asyncio.create_task(asyncio.sleep(WAIT_S)) for _ in range(20)]
 
     def allowed(_: Attachment) -> bool:
-        time.sleep(0.001)  # a policy that takes long
+        time.sleep(0.01)  # a policy that takes long
         return False
 
     of = [Tunnel("sbx1", allowed, task=task) for task in running]

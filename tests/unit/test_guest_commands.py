@@ -185,7 +185,7 @@ def test_a_signal_to_the_tree_reaches_descendants_of_other_sessions(peer: Peer):
     command = peer.start(
         "sh",
         "-c",
-        "setsid sh -c 'trap \"echo got; exit\" USR1; echo ready; while :; do sleep 0.05; done' & trap 'exit 4' USR1; while :; do sleep 0.05; done",
+        "trap 'exit 4' USR1; setsid sh -c 'trap \"echo got; exit\" USR1; echo ready; while :; do sleep 0.05; done' & while :; do sleep 0.05; done",
     )
     peer.until(lambda: b"ready" in peer.data.get(command.streams["stdout"], b""))
     peer.call("signal", id=command.id, signal=int(signal.SIGUSR1))

@@ -115,12 +115,12 @@ def test_environments_are_left_alone_where_groups_do_not_need_them(peer: Peer):
 def test_what_made_groups_of_its_own_is_signaled_and_killed_and_leaves_none(peer: Peer, own_cgroup: Path) -> None:
     """E13: as a program does that manages containers."""
     script = """
+        trap : USR1
         own=$(echo "$TOP"/commands/c[0-9]*)
         mkdir -p "$own/below/deeper"
         for place in below below/deeper; do
             sh -c 'echo $$ >"$0/cgroup.procs"; trap "echo told" USR1; echo $$; while :; do sleep 0.1; done' "$own/$place" &
         done
-        trap "" USR1
         wait; wait; sleep 300
     """
     command = peer.start("sh", "-c", script, env={"TOP": str(own_cgroup)}, timeout_s=1.5)

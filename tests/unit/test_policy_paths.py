@@ -169,7 +169,7 @@ def test_a_pattern_that_could_match_nothing_or_too_much_is_none(glob: str):
 )
 def test_no_pattern_and_path_take_long(glob: str, path: str):
     assert normalise_glob(glob) == glob
-    began = time.perf_counter()
+    began = time.thread_time()
     for _ in range(50):
         glob_matches(glob, path)
-    assert time.perf_counter() - began < 1
+    assert time.thread_time() - began < 1

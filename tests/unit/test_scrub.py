@@ -139,9 +139,9 @@ def test_nothing_to_take_out_changes_nothing():
 )
 def test_a_server_cannot_make_scrubbing_slow(mask: bytes, chunk: bytes):
     scrubber = Scrubber([mask, mask[1:], mask[2:]])
-    began = time.perf_counter()
+    began = time.thread_time()
     out = sum(len(scrubber.feed(chunk)) for _ in range(5)) + len(scrubber.end())
-    assert time.perf_counter() - began < 2
+    assert time.thread_time() - began < 2
     assert out == 5 * len(chunk)
 
 
@@ -157,7 +157,7 @@ def test_an_answer_without_secrets_costs_little():
     masks = masks_of(SecretValue("text", {"value": "ghp_abcDEF0123456789abcDEF0123456789abcd"}), "x")
     data = (b"some ordinary text, of the kind that servers send. " * 1400)[:65536]
     scrubber = Scrubber(masks)
-    began = time.perf_counter()
+    began = time.thread_time()
     for _ in range(100):
         scrubber.feed(data)
-    assert time.perf_counter() - began < 1, "less than 65 MB/s"
+    assert time.thread_time() - began < 1, "less than 65 MB/s"

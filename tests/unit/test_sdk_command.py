@@ -162,7 +162,7 @@ def test_a_connection_that_falls_silent_is_given_up_and_made_again(
     async def silent(websocket: WebSocket) -> None:
         await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
         await websocket.send_bytes(out(0, b"a"))
-        time.sleep(0.8)  # noqa: ASYNC251 (the server's whole loop stands still, as a stopped process would)
+        time.sleep(2)  # noqa: ASYNC251 (the server's whole loop stands still, as a stopped process would)
         await until_left(websocket)
 
     server.attach = [silent, says(out(1, b"b"), ENDED)]
@@ -171,11 +171,11 @@ def test_a_connection_that_falls_silent_is_given_up_and_made_again(
 
 
 def test_a_quiet_command_is_not_given_up(server: ScriptedServer, sbx: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("space.sdk.backends.threads.IDLE_S", 0.05)
+    monkeypatch.setattr("space.sdk.backends.threads.IDLE_S", 0.5)
 
     async def quiet(websocket: WebSocket) -> None:
         await websocket.send_json({"type": "started", "command": CMD, "stdin": 0, "stdin_next": 0})
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.3)
         await websocket.send_bytes(out(0, b"late"))
         await websocket.send_json(ENDED)
         await websocket.close()

@@ -90,7 +90,7 @@ async def test_every_change_of_a_sandbox_arrives_in_order_and_the_standards_own_
         sandbox = await host.create()
         await host.verb(sandbox, "pause")
         await host.http.delete(f"/v1/sandboxes/{sandbox}", headers={"Prefer": "wait=20"})
-        await received(receiver, 6)
+        await until(lambda: _noted(host, webhook, 6), "all six to be noted")
     assert receiver.states == ["creating", "running", "pausing", "paused", "deleting", "deleted"]
     verifier = Verifier(webhook["secret"])
     for headers, body in receiver.received:
@@ -171,7 +171,7 @@ async def test_a_delivery_that_failed_is_tried_again_under_the_same_id_before_wh
             await until(lambda n=count: _failed(host, webhook, n), f"{count} failures")
             host.clock.move(seconds=60)
             host.control.changes.notify(host.project_id)
-        await received(receiver, 4)
+        await until(lambda: _noted(host, webhook, 4), "the last attempt to be noted")
     assert receiver.states == ["running", "running", "running", "paused"]
     ids = [headers["webhook-id"] for headers, _ in receiver.received]
     assert len(set(ids[:3])) == 1
@@ -184,6 +184,11 @@ async def test_a_delivery_that_failed_is_tried_again_under_the_same_id_before_wh
         (1, "delivered", None, 204),
     ]
     assert (await shown(host, webhook))["failures"] == 0
+
+
+async def _noted(host: Host, webhook: dict[str, Any], count: int) -> bool:
+    """Whether the host has written down that so many were made: later than that the receiver has them."""
+    return len(await attempts(host, webhook)) >= count
 
 
 async def _failed(host: Host, webhook: dict[str, Any], times: int) -> bool:

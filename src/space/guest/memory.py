@@ -39,9 +39,10 @@ _GROWTH_BYTES_S = 2 << 30
 """Programs do not take memory faster than this on each processor."""
 _LOOK_S_MIN, _LOOK_S_MAX = 0.01, 0.5
 """gVisor counts at most a hundred times a second."""
-_RELEASE_S = 0.03
+_RELEASE_S = 0.25
 """How long memory may still be counted after the last process that used it is gone."""
-_DYING_S_MAX = 2.0
+_DYING_S_MAX = 5.0
+"""How long who is killed may take to be gone. Everybody stands still meanwhile."""
 _LET_GO_MAX = 16
 _FILE_BYTES_MAX = 64 * 1024
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

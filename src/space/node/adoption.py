@@ -26,7 +26,8 @@ QUICK_S = 30.0
 NOTE_S = 10.0
 """How often it is put on disk when machines were active. What came after the last note is taken to have been later."""
 ADOPT_PAUSE_S = 0.5
-DYING_S = 5.0
+DYING_S = 15.0
+"""How long a machine may take to be gone whose channel has closed: on a busy host its memory takes seconds."""
 DYING_PAUSE_S = 0.05
 
 

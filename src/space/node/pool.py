@@ -268,8 +268,9 @@ class Pool:
             # Whoever finds nothing at all waits longest; then what is asked for most.
             short.sort(key=lambda one: (len(self._stocks[one].idle) > 0, -self._stocks[one].demand.score(now)))
             await self._quiet()
-            # Others may have been asked for meanwhile, and this one forgotten, or its template dropped.
-            if short[0] in self._stocks and short[0].template in self._templates:
+            # Others may have been asked for meanwhile: this one is forgotten, its template dropped, or the host full.
+            full = self._full_until > time.monotonic()
+            if not full and short[0] in self._stocks and short[0].template in self._templates:
                 await self._fill(short[0])
         if surplus or short:
             self._changed.set()

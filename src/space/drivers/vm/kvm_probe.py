@@ -16,9 +16,11 @@ import os
 import struct
 import sys
 import time
+from typing import Any
 
 LOOPS = 2_000_000
 """Two instructions each: a millisecond on a processor, a second where each one is emulated."""
+_RUNS = 2
 _API_VERSION = 12
 _GET_API_VERSION, _CREATE_VM, _GET_VCPU_MMAP_SIZE = 0xAE00, 0xAE01, 0xAE04
 _CREATE_VCPU, _SET_TSS_ADDR, _SET_USER_MEMORY_REGION = 0xAE41, 0xAE47, 0x4020AE46
@@ -37,7 +39,7 @@ def main() -> None:
     print(json.dumps(probe(sys.argv[1])))  # noqa: T201
 
 
-def probe(device: str) -> dict[str, object]:
+def probe(device: str) -> dict[str, Any]:
     try:
         kvm = os.open(device, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -47,6 +49,13 @@ def probe(device: str) -> dict[str, object]:
             return {"step": "device"}
     except OSError:
         return {"step": "device"}
+    # On a busy host one run may be interrupted for long; where instructions are emulated, every one is slow.
+    runs = [_run(kvm) for _ in range(_RUNS)]
+    return min(runs, key=lambda one: (one["step"] == "done", one.get("ran_s", 0)))
+
+
+def _run(kvm: int) -> dict[str, Any]:
+    """Run the program once in a machine of its own."""
     try:
         cpu, shared, memory = _machine(kvm)
     except OSError as error:

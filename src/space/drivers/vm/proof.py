@@ -16,7 +16,7 @@ from space.drivers.vm import kvm_probe
 from space.errors import HostError
 
 DEVICE = Path("/dev/kvm")
-PROBE_S = 5.0
+PROBE_S = 10.0
 EMULATED_S = 0.1
 """A processor takes a hundredth of that, nested ones included; emulation ten times that."""
 _ELSEWHERE = "Use gvisor here, or a host (bare metal, or with nested virtualisation) whose processor shows vmx or svm."
@@ -32,7 +32,7 @@ class Verdict:
 
 
 async def prove(device: Path = DEVICE, cpuinfo: Path = Path("/proc/cpuinfo")) -> Verdict:
-    """Run a small machine to its end. Takes a second where that is emulated, and `PROBE_S` where it hangs."""
+    """Run a small machine to its end. Takes two seconds where that is emulated, and `PROBE_S` where it hangs."""
     # SAFETY: fixed words and this package's own file. The machine that it makes has 64 KiB of memory, no device, and
     # runs nine bytes of our own.
     argv = [sys.executable, "-I", "-S", str(Path(kvm_probe.__file__)), str(device)]
