@@ -58,6 +58,8 @@ class AgentBroker:
         self.snapshots: dict[str, dict[str, Any]] = {}
         self.templates = [{"name": "base", "tag": "latest", "digest": DIGEST, "defaults": {}, "bytes": 1}]
         self.requests: list[dict[str, Any]] = []
+        self.cause = "machine-exited"
+        """Why machines whose agent has ended are gone."""
         self.driver: dict[str, Any] = {"reason": "", "keeps_hardware": False}
         """What it says of its driver, beside its name."""
         """Why the driver is not to be used, for people."""
@@ -131,7 +133,7 @@ class AgentBroker:
             "body": self.bodies.get(machine, machine),
             "spare": machine in self.spares,
             "state": state,
-            "cause": "machine-exited" if state == "exited" else None,
+            "cause": self.cause if state == "exited" else None,
             "usage": {"memory_mib": 30},
         }
 

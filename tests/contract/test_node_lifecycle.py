@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 
 import httpx
 import pytest
@@ -237,6 +238,18 @@ def test_boot_may_be_repeated_also_by_a_node_that_died_in_between(fresh):
     assert fresh.exec(sandbox, command="echo $FROM_SANDBOX")["stdout"] == "2\n"
 
 
+def die(host: NodeHost, sandbox: str) -> None:
+    """Have the machine end by itself."""
+    children, agent = processes_of(host, sandbox), host.broker.agents[sandbox]
+    for holding in agent.holds:
+        os.close(holding)
+    agent.holds.clear()
+    agent.process.kill()
+    agent.process.wait()
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+
+
 def test_a_machine_that_dies_ends_its_commands_and_is_told_of(fresh):
     sandbox = fresh.boot()
     command = fresh.create(sandbox, command="echo alive; sleep 310")
@@ -245,19 +258,42 @@ def test_a_machine_that_dies_ends_its_commands_and_is_told_of(fresh):
         assert json.loads(next(lines))["machines"][0]["machine"] == sandbox
         with attach(fresh, command) as client:
             client.until(lambda: client.data["stdout"])
-            children = processes_of(fresh, sandbox)
-            agent = fresh.broker.agents[sandbox]
-            for holding in agent.holds:
-                os.close(holding)
-            agent.holds.clear()
-            agent.process.kill()
-            agent.process.wait()
+            die(fresh, sandbox)
             assert client.finish()["kind"] == "lost"
         assert json.loads(next(lines)) == {"machine": sandbox, "event": "exited", "cause": "machine-exited"}
-    for pid in children:
-        os.kill(pid, signal.SIGKILL)
     refused = fresh.local.post(f"/v1/sandboxes/{sandbox}/exec", json={"command": "true"})
     assert (refused.status_code, refused.json()["error"]["details"]["state"]) == (409, "exited")
+
+
+def test_commands_of_a_machine_that_dies_while_it_is_suspended_end_for_its_reason(fresh):
+    sandbox = fresh.boot()
+    answers: list[httpx.Response] = []
+    thread = exec_in_thread(fresh, sandbox, "sleep 312", answers)
+    wait_until(lambda: processes_of(fresh, sandbox), "the program to run")
+    held = fresh.broker.holding["suspend"] = threading.Event()
+    suspending = threading.Thread(target=lambda: fresh.local.post(f"/machines/{sandbox}/suspend"))
+    suspending.start()
+    wait_until(lambda: "suspend" in fresh.broker.asked, "the broker to be asked")
+    fresh.broker.cause = "oom-killed"
+    fresh.broker.failing["suspend"] = {"code": "machine-lost", "message": "Gone.", "kind": "MachineLost", "details": {}}
+    die(fresh, sandbox)
+    held.set()
+    suspending.join()
+    thread.join()
+    assert answers[0].json()["exit"]["kind"] == "oom-killed"
+
+
+def test_what_a_machine_died_of_while_there_was_no_node_is_told_of_its_commands(fresh):
+    sandbox = fresh.boot()
+    command = fresh.create(sandbox, command="echo alive; sleep 313")
+    with attach(fresh, command) as client:
+        client.until(lambda: client.data["stdout"])
+    fresh.kill_node()
+    fresh.broker.cause = "oom-killed"
+    die(fresh, sandbox)
+    fresh.start_node()
+    with attach(fresh, command) as client:
+        assert client.finish()["kind"] == "oom-killed"
 
 
 def test_an_exec_whose_machine_dies_is_lost_and_not_a_success(fresh):

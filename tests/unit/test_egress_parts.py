@@ -125,7 +125,7 @@ async def test_who_only_listens_is_not_ended_before_both_ends_are_silent(monkeyp
     sent, began = 0, time.monotonic()
     while time.monotonic() - began < 3 * silence_s:
         sent += outside.send(b"news")
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
     assert not joined.done()
     async with asyncio.timeout(WAIT_S):
         await joined

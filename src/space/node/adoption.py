@@ -10,7 +10,6 @@ from typing import Any
 import structlog
 
 from space.errors import Conflict, SpaceError
-from space.model.command import ExitKind
 from space.node.broker import BrokerClient
 from space.node.commands import Commands
 from space.node.events import Events
@@ -75,7 +74,7 @@ class Adoption:
             machine.state, machine.cause = str(seen.get("state")), seen.get("cause")
             machine.inhabit(seen)
             if machine.state in {"stopped", "exited"}:
-                self._commands.machine_lost(machine.id)
+                self._commands.machine_lost(machine.id, machine.cause)
             try:
                 phase = self._records.phase(machine.id)
                 if phase == SUSPENDING:
@@ -145,8 +144,7 @@ class Adoption:
                 machine.state = str(seen.get("state") or "exited")
                 machine.cause = seen.get("cause") or cause
                 self._events.publish({"machine": machine.id, "event": "exited", "cause": machine.cause})
-            oom = machine.cause == "oom-killed"
-            self._commands.machine_lost(machine.id, ExitKind.OOM_KILLED if oom else ExitKind.LOST)
+            self._commands.machine_lost(machine.id, machine.cause)
 
     async def _look_after_end(self, machine: Machine, cause: str) -> dict[str, Any]:
         """Inspect a machine. One whose channel reached its end is dying: it closes its files before it is seen dead."""

@@ -204,8 +204,9 @@ class Commands:
         else:
             guest.tell("forget", {"id": fields["id"]})
 
-    def machine_lost(self, sandbox_id: str, kind: ExitKind = ExitKind.LOST) -> None:
-        """The machine is gone with everything that ran in it; what was only created stays."""
+    def machine_lost(self, sandbox_id: str, cause: str | None = None) -> None:
+        """The machine is gone, for the broker's ``cause``, with all that ran in it; what was only created stays."""
+        kind = ExitKind.OOM_KILLED if cause == "oom-killed" else ExitKind.LOST
         for session in self.of(sandbox_id):
             session.lose(kind)
         for run in [run for run in self._runs.values() if run.guest.machine == sandbox_id]:

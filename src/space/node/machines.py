@@ -363,6 +363,8 @@ class Machines:
                 return
             machine.state = str(seen.get("state"))
             machine.cause = seen.get("cause")
+            if machine.state in {"stopped", "exited"}:
+                self._commands.machine_lost(machine.id, machine.cause)
             if machine.state == "absent":
                 self._machines.pop(machine.id, None)
 
