@@ -27,7 +27,8 @@ from space.model.ids import new_id
 from space.settings import Settings
 from tests import brokers, installation
 
-PROBE_S = 0.4
+PROBE_S, ANSWER_S = 0.4, 5.0
+"""How long is waited for what must not come, and for what must."""
 HOST, GATEWAY, NAMES = "host", "gateway", "names"
 # Prints, for each (kind, address, port) asked on stdin, what was answered, or the number of the error.
 PROBE = """
@@ -120,9 +121,9 @@ class Machine:
         self.link = of
         self.netns = netns
 
-    def ask(self, *targets: tuple[str, str, int]) -> list[str]:
+    def ask(self, *targets: tuple[str, str, int], wait_s: float = ANSWER_S) -> list[str]:
         """What answers at each of these: a listener's name and where that was sent to, or `timeout`, or an errno."""
-        return self.run(PROBE, str(PROBE_S), given=json.dumps(targets)).splitlines()
+        return self.run(PROBE, str(wait_s), given=json.dumps(targets)).splitlines()
 
     def run(self, program: str, *words: object, given: str = "") -> str:
         """Run a Python program there, as root, and return what it prints."""

@@ -11,20 +11,26 @@ from tests.installation import Installation
 
 def test_a_killed_node_loses_no_running_command_and_no_byte(api: Api, sandbox: str, installation: Installation) -> None:
     sbx = Sandbox.connect(sandbox, url=installation.url, api_key=installation.key)
+    enough = "/tmp/killed-often-enough"
     script = (
-        "i=0; while [ $i -lt 20000 ]; do echo line-$i; i=$((i+1)); [ $((i % 100)) = 0 ] && sleep 0.02; done; exit 7"
+        f"i=0; until [ -e {enough} ]; do echo line-$i; i=$((i+1)); [ $((i % 100)) = 0 ] && sleep 0.02; done;"
+        "echo end; exit 7"
     )
     command = sbx.start(script)
     received = b""
-    killed = 0
+    kills = [0]
     for event in command:
         if event.stream == "stdout":
             received += event.data
-            if killed < 3 and len(received) > 40_000 * (killed + 1):
+            if len(kills) <= 3 and len(received) > kills[-1] + 40_000:
                 installation.kill("node")
-                killed += 1
-    assert killed == 3
-    assert received == b"".join(f"line-{n}\n".encode() for n in range(20000))
+                kills.append(len(received))
+                if len(kills) > 3:
+                    installation.wait_ready()
+                    api.write(sandbox, enough, b"")
+    assert len(kills) > 3
+    lines = received.count(b"\n") - 1
+    assert received == b"".join(f"line-{n}\n".encode() for n in range(lines)) + b"end\n"
     assert command.wait().code == 7
 
 

@@ -221,7 +221,7 @@ def test_a_shell_is_a_real_terminal(cli: Cli, name: str) -> None:
     screen.type(b"tty; echo si''ze-$(stty size)\n")
     screen.wait_for(b"/dev/pts/")
     screen.resize(44, 133)
-    screen.type(b"sleep 0.3; echo si''ze-$(stty size)\n")
+    screen.type(b"until [ \"$(stty size)\" = '44 133' ]; do sleep 0.05; done; echo si''ze-$(stty size)\n")
     screen.wait_for(b"size-44 133")
     screen.type(b"sleep 600; echo not''-reached\n")
     screen.wait_for(b"sleep 600")

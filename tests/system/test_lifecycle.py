@@ -7,11 +7,11 @@ import httpx
 from tests.client import WAIT, Api, error_code, wait_until
 from tests.installation import Installation
 
-COUNTER = "i=0; while true; do i=$((i+1)); echo $i > /home/user/count; sleep 0.05; done"
+COUNTER = "cd /home/user; i=0; while true; do i=$((i+1)); echo $i > count.new; mv count.new count; sleep 0.05; done"
 
 
 def _count(api: Api, sandbox: str) -> int:
-    """How far the counter is; 0 while its file is not there yet, or just being written."""
+    """How far the counter is; 0 while its file is not there yet."""
     return int(api.output(sandbox, "cat /home/user/count 2>/dev/null || true").strip() or "0")
 
 
