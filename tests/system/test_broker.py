@@ -31,9 +31,15 @@ try:
 except OSError as error:
     print(errno.errorcode[error.errno], size >> 20)
 """
-COUNTER = (
-    "import itertools, time\nfor n in itertools.count():\n    open('/count', 'w').write(str(n))\n    time.sleep(0.01)"
-)
+# In place: whenever it is stopped, a whole number is there. And nothing stops it for a checkpoint, after which a file that
+# it has open must still have its name.
+COUNTER = """
+import itertools, os, time
+file = os.open('/count', os.O_WRONLY | os.O_CREAT)
+for n in itertools.count():
+    os.pwrite(file, b'%09d' % n, 0)
+    time.sleep(0.01)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -79,16 +85,14 @@ async def test_processes_go_on_after_a_wake_and_are_gone_after_a_stop(site: Site
     with site.peer(machine) as peer:
         peer.start(*GUEST_PYTHON, COUNTER)
         peer.until(
-            lambda: peer.run(*GUEST_PYTHON, "import os; print(os.path.exists('/count'))").stdout == b"True\n",
+            lambda: peer.run(*GUEST_PYTHON, "import os; print(os.path.getsize('/count') > 0)").stdout == b"True\n",
             "counting",
         )
     await site.call("suspend", machine=machine)
     await site.call("wake", machine=machine)
-    before = int(python(site, machine, "print(open('/count').read() or 0)"))
+    before = int(python(site, machine, "print(open('/count').read())"))
     with site.peer(machine) as peer:
-        peer.until(
-            lambda: int(peer.run(*GUEST_PYTHON, "print(open('/count').read() or -1)").stdout) > before, "it goes on"
-        )
+        peer.until(lambda: int(peer.run(*GUEST_PYTHON, "print(open('/count').read())").stdout) > before, "it goes on")
     await site.call("stop", machine=machine)
     await site.call("start", machine=machine)
     with site.peer(machine) as peer:
