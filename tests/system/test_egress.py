@@ -129,7 +129,8 @@ def test_events_come_at_once_and_much_each_way_leaves_the_gateway_as_large_as_it
     )
     late_s = float(api.output(shared, ["python3", "-c", script]))
     print(f"an event comes {late_s * 1e3:.1f} ms after it was sent")
-    assert late_s < patient(0.1)
+    # They are sent 0.5 s apart: one that waited for the next would be that late.
+    assert late_s < max(0.4, patient(0.1))
     size = size_mib * MIB
     with installation.flat("gateway", mib=32):
         began = time.perf_counter()
@@ -282,6 +283,7 @@ def test_connections_that_were_open_at_a_suspend_end_at_once_after_the_wake(api:
         api.delete(sandbox)
 
 
+@pytest.mark.timeout(300)
 def test_every_new_sandbox_resolves_allowed_names_at_its_first_try(api: Api) -> None:
     """Case N16, the second half: create and delete again and again."""
     for _ in range(40):

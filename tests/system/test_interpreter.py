@@ -349,6 +349,7 @@ def test_bash_remembers_variables_and_directory(box: Sandbox) -> None:
     context.delete()
 
 
+@pytest.mark.alone
 def test_the_first_result_of_a_warm_template_comes_at_once_and_chance_is_each_sandboxs_own(client: Client) -> None:
     took, drawn = [], set()
     for _ in range(2):

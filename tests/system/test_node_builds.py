@@ -1,10 +1,11 @@
 """Builds of templates on a real installation: images out of a real registry, steps in real machines."""
 
+import contextlib
 import json
 import os
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from space.model.ids import new_id
 from tests.build_client import BuildClient
+from tests.client import wait_until
 from tests.images import (
     File,
     Image,
@@ -425,11 +427,11 @@ def nothing_is_left(client: BuildClient, installation: Installation) -> bool:
 def leftovers(client: BuildClient, installation: Installation) -> list[str]:
     settings = installation.settings
     snapshots = {path.name for path in (settings.broker_dir / "snapshots").glob("snp*")}
-    journals = [json.loads(path.read_text()) for path in (settings.broker_dir / "machines").glob("*/journal.json")]
+    journals = read_all((settings.broker_dir / "machines").glob("*/journal.json"))
     kept = {entry["id"] for entry in client.http.get("/build-cache").json()["entries"]}
     warm = {row["snapshot"] for row in json.loads((settings.node_dir / "warm.json").read_text())["warm"]}
     others = {row["snapshot"] for row in client.http.get("/snapshots").json()["snapshots"]}
-    records = [json.loads(path.read_text()) for path in (settings.node_dir / "builds/records").glob("*/record.json")]
+    records = read_all((settings.node_dir / "builds/records").glob("*/record.json"))
     return [
         *(str(path) for path in (settings.node_dir / "builds/work").iterdir()),
         *(str(machine) for machine in client.http.get("/machines").json()["machines"]),
@@ -439,14 +441,23 @@ def leftovers(client: BuildClient, installation: Installation) -> list[str]:
     ]
 
 
-def children_named(word: bytes) -> list[int]:
+def read_all(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """What these hold that are still there."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            found.append(json.loads(path.read_text()))
+    return found
+
+
+def children_named(word: bytes, installation: Installation) -> list[int]:
+    """Processes with this among their arguments, and a path of this installation: others' have other tests."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if word in (process / "cmdline").read_bytes():
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes()
+            if word in words and bytes(installation.settings.data_dir) in words:
                 found.append(int(process.name))
-        except OSError:
-            continue
     return found
 
 
@@ -521,7 +532,7 @@ def test_a_node_killed_while_it_pulls_takes_skopeo_with_it(
     installation.kill("node")
     installation.wait_ready()
     assert client.wait(build)["error"]["code"] == "build-interrupted"
-    assert children_named(b"--dest-shared-blob-dir") == []
+    wait_until(lambda: not children_named(b"--dest-shared-blob-dir", installation), 5, "the end of skopeo")
 
 
 def test_a_build_that_is_being_published_when_the_node_dies_is_published(
