@@ -15,7 +15,8 @@ clean-data:
 test:
 	@scripts/test
 
-# Claims of make test again at their full size: gigabytes, twenty snapshots of snapshots, thousands of processes.
+# Claims of make test again at their full size (gigabytes, twenty snapshots of snapshots, thousands of processes), and
+# the guides whose code takes minutes.
 test-long:
 	@scripts/test -m long tests/system
 

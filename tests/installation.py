@@ -108,6 +108,8 @@ class Installation:
             "e2b_port": e2b_port,
             **gateway_ports(),
             "disk_store_mib": 8 * 1024,
+            # Few spares: most tests make machines of one kind once, and every spare costs processor time.
+            "pool_max": 2,
             **chosen_driver(),
             **changes,
         }

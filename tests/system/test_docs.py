@@ -17,6 +17,8 @@ PAGES = [
     *sorted((ROOT / "docs/how-to").glob("*.md")),
     ROOT / "docs/reference/api.md",
 ]
+LONG = {"build-templates.md", "code-interpreter.md"}
+PATIENCE_S = 300
 BLOCK = re.compile(r"(?P<skip><!-- not run: [^>]*-->\n)?```(?P<language>sh|python)\n(?P<code>.*?)```", re.DOTALL)
 
 
@@ -27,7 +29,12 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.timeout(PATIENCE_S + 60)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.long if page.name in LONG else ()) for page in PAGES],
+    ids=lambda page: page.name,
+)
 def test_the_pages_code_runs(page: Path, installation: Installation, tmp_path: Path) -> None:
     """The page is one session: shell blocks keep their variables, Python blocks run between them."""
     if page.name == "code-interpreter.md":
@@ -52,7 +59,7 @@ def test_the_pages_code_runs(page: Path, installation: Installation, tmp_path: P
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
