@@ -286,7 +286,7 @@ def test_connections_that_were_open_at_a_suspend_end_at_once_after_the_wake(api:
 @pytest.mark.timeout(300)
 def test_every_new_sandbox_resolves_allowed_names_at_its_first_try(api: Api) -> None:
     """Case N16, the second half: create and delete again and again."""
-    for _ in range(40):
+    for _ in range(20):
         sandbox = api.create(policy=POLICY)
         try:
             assert api.output(sandbox, f"getent hosts {HOST}").split()[1] == HOST

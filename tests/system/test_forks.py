@@ -334,6 +334,7 @@ def test_a_stopped_sandbox_has_a_disk_snapshot_and_no_full_one(client: Client, s
     client.snapshots.delete(kept)
 
 
+@pytest.mark.long
 def test_a_chain_of_snapshots_and_forks_holds_no_more_than_one_disk(client: Client) -> None:
     """F10: what the sources wrote counts for those made of them, and does when the sources are gone."""
     with ExitStack() as stack:

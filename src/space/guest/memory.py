@@ -39,7 +39,7 @@ _GROWTH_BYTES_S = 2 << 30
 """Programs do not take memory faster than this on each processor."""
 _LOOK_S_MIN, _LOOK_S_MAX = 0.01, 0.5
 """gVisor counts at most a hundred times a second."""
-_RELEASE_S = 0.25
+_RELEASE_S = 0.1
 """How long memory may still be counted after the last process that used it is gone."""
 _DYING_S_MAX = 5.0
 """How long who is killed may take to be gone. Everybody stands still meanwhile."""
