@@ -409,6 +409,7 @@ def test_a_token_in_the_address_is_a_cookie_from_then_on(host, box, port):
         ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}, 200),
         ({"origin": "http://8000-sbxaaaaaaaaaaaaaaaa.sandboxes.localhost"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
         ({"origin": "http://OWN"}, 200),
         ({"origin": "http://1-BOX.sandboxes.localhost"}, 200),
     ],

@@ -83,6 +83,7 @@ def test_a_target_becomes_a_path(target: bytes, expected: str) -> None:
         (b"http://good.example@evil.example/", "bad-host"),
         (b"http://[::1]/", "bad-host"),
         (b"http:///", "bad-host"),
+        (b"http://good.example[", "bad-target"),
     ],
 )
 def test_what_is_no_target_is_refused(target: bytes, reason: str) -> None:

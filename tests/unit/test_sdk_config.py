@@ -66,7 +66,7 @@ def test_a_file_without_a_key_is_an_error_and_not_ignored(tmp_path: Path, conten
     assert caught.value.code == "credentials-malformed"
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8700", "ftp://host", "http://", "file:///etc/passwd"])
+@pytest.mark.parametrize("url", ["127.0.0.1:8700", "ftp://host", "http://", "http://[", "file:///etc/passwd"])
 def test_an_address_that_is_not_http_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         find_credentials(url, "sk_x", {})

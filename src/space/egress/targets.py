@@ -54,7 +54,10 @@ def parse_target(target: bytes, method: str, scheme: str, authority: Authority) 
         return text
     if not re.match(r"https?://", text, re.IGNORECASE):
         raise BadRequest("bad-target", "The request's target is neither a path nor a URL.")
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        raise BadRequest("bad-target", "The request's target is no URL.") from None
     if parts.scheme.lower() != scheme or parse_authority(parts.netloc.encode("ascii"), scheme) != authority:
         raise BadRequest("authority-mismatch", "The request's URL and its Host name different servers.")
     path = parts.path or "/"

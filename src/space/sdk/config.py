@@ -87,7 +87,11 @@ def _read(path: Path) -> Credentials | None:
 
 
 def _checked(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname)
+    except ValueError:
+        usable = False
+    if not usable:
         raise InvalidRequest(f"{url!r} is not an http or https address.", code="invalid-url", field="url")
     return url.rstrip("/")

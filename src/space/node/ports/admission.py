@@ -117,7 +117,10 @@ def _from_itself(headers: heads.Headers, method: str) -> bool:
     host = heads.first(headers, b"host") or b""
     origin = heads.first(headers, b"origin")
     if origin is not None:
-        asking = urlsplit(origin).netloc
+        try:
+            asking = urlsplit(origin).netloc
+        except ValueError:  # no URL, which no browser sends
+            return False
         return asking.lower() == host.lower() or _sandbox_of(asking) == (_sandbox_of(host) or b"-")
     site = heads.first(headers, b"sec-fetch-site")
     if site in {None, b"same-origin", b"none"}:
