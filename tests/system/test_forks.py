@@ -165,6 +165,7 @@ def test_a_hook_that_others_could_have_written_is_not_run(source: Sandbox) -> No
         assert found == ["30-good"]
 
 
+@pytest.mark.long
 def test_a_hook_without_end_delays_a_fork_and_does_not_prevent_it(source: Sandbox) -> None:
     source.run("mkdir -p /etc/space/hooks/post-wake.d", user="root", check=True)
     hook = "/etc/space/hooks/post-wake.d/10-endless"
