@@ -11,8 +11,10 @@ import os
 import socket
 import struct
 from collections.abc import Generator
+from typing import Any
 
 import structlog
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from space.errors import HostError, Unavailable
@@ -163,6 +165,23 @@ class Held:
         """Hold nothing any more."""
         self._bodies.left += self._taken
         self._size = self._taken = 0
+
+
+class Server(uvicorn.Server):
+    """A server that leaves signals to its process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+def configured(app: Any, **fields: Any) -> uvicorn.Config:
+    """Return how uvicorn is to serve an app, with what each server of ours says for itself: none logs requests, which
+    carry tokens, believes what headers say of proxies, or tells what it is.
+    """
+    return uvicorn.Config(
+        app, lifespan="off", log_config=None, access_log=False, proxy_headers=False, server_header=False, **fields
+    )
 
 
 def check_address(process: str, host: str, *, allow_plaintext: bool) -> None:

@@ -22,7 +22,7 @@ from space.control.reaper import Reaper
 from space.control.runner import Runner
 from space.control.tokens import load_signer
 from space.errors import HostError
-from space.listening import BoundedProtocol, check_address
+from space.listening import BoundedProtocol, check_address, configured
 from space.settings import Settings
 from space.store.database import Database
 
@@ -45,17 +45,12 @@ async def serve(settings: Settings, *beside: Callable[[Control], Coroutine[Any, 
     async with open_control(settings) as control:
         control.store.took = figures.store_took
         server = uvicorn.Server(
-            uvicorn.Config(
+            configured(
                 build_app(control, figures),
                 host=settings.api_host,
                 port=settings.api_port,
                 http=BoundedProtocol,
                 ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
                 limit_concurrency=CONNECTIONS_MAX,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=SHUTDOWN_S,

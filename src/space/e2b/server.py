@@ -1,14 +1,11 @@
 """Serves E2B's clients on a port of its own, in the process of the api."""
 
 import asyncio
-import contextlib
 import os
 import socket
 import struct
-from collections.abc import Generator
 
 import structlog
-import uvicorn
 from starlette.types import Scope
 
 from space.control.control import Control
@@ -17,7 +14,7 @@ from space.e2b.call import RESET, Parts
 from space.e2b.keys import load_tokens
 from space.e2b.ports import is_for_port
 from space.e2b.watchers import Watchers
-from space.listening import Bodies, BoundedProtocol, check_address
+from space.listening import Bodies, BoundedProtocol, Server, check_address, configured
 from space.node.ports.upgrades import upgradable
 
 log = structlog.get_logger(__name__)
@@ -48,14 +45,6 @@ def _is_for_port(scope: Scope) -> bool:
     return is_for_port(headers, scope["path"])
 
 
-class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to the api's."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
-
-
 async def serve(control: Control) -> None:
     """Serve until cancelled. Raises ``HostError`` when it cannot be served as the settings say."""
     settings = control.settings
@@ -66,18 +55,13 @@ async def serve(control: Control) -> None:
     tokens = load_tokens(settings.api_dir / "e2b.key")
     async with asyncio.TaskGroup() as group:
         watchers = Watchers(control, group)
-        server = _Server(
-            uvicorn.Config(
+        server = Server(
+            configured(
                 App(Parts(control, tokens, watchers, Bodies())),
                 host=settings.e2b_host,
                 port=settings.e2b_port,
                 http=upgradable(_is_for_port, _Protocol),
                 ws="websockets-sansio",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
                 limit_concurrency=CONNECTIONS_MAX,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=SHUTDOWN_S,

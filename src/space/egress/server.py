@@ -10,11 +10,10 @@ import pwd
 import resource
 import signal
 import socket
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import structlog
-import uvicorn
 
 from space.egress import dns
 from space.egress.attachments import Attachments
@@ -28,7 +27,7 @@ from space.egress.pipeline import Pipeline
 from space.egress.resolve import Resolver
 from space.egress.tunnels import Tunnels
 from space.errors import HostError
-from space.listening import trusting
+from space.listening import Server, configured, trusting
 from space.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -147,31 +146,18 @@ def _bind_unix(settings: Settings) -> socket.socket:
     return sock
 
 
-class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to ``serve``."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
-
-
-def _api_server(app: object, settings: Settings) -> _Server:
+def _api_server(app: object, settings: Settings) -> Server:
     trusted = {0, os.geteuid()}
     with contextlib.suppress(KeyError):
         trusted.add(pwd.getpwnam(settings.api_user).pw_uid)
-    config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
+    config = configured(
+        app,
         http=trusting(frozenset(trusted)),
         ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
         date_header=False,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
-    return _Server(config)
+    return Server(config)
 
 
 def _keep_memory_private() -> None:

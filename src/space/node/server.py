@@ -11,16 +11,14 @@ import pwd
 import resource
 import signal
 import socket
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import structlog
-import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from space.errors import HostError
-from space.listening import check_address, trusting
+from space.listening import Server, check_address, configured, trusting
 from space.node.http import build_app, gives_away
 from space.node.node import Node
 from space.node.ports.upgrades import upgradable
@@ -33,14 +31,6 @@ CONNECTIONS_MAX = 4096
 WEBSOCKET_MESSAGE_BYTES_MAX = 512 * 1024
 SHUTDOWN_S = 3
 BACKLOG = 1024
-
-
-class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to ``serve``."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
 
 
 async def serve(settings: Settings) -> None:
@@ -72,8 +62,8 @@ async def serve(settings: Settings) -> None:
                 loop.remove_signal_handler(number)
 
 
-def _server(app: Any, protocol: type[HttpToolsProtocol], connections_max: int | None) -> _Server:
-    config = uvicorn.Config(
+def _server(app: Any, protocol: type[HttpToolsProtocol], connections_max: int | None) -> Server:
+    config = configured(
         app,
         http=protocol,
         ws="websockets-sansio",
@@ -81,18 +71,13 @@ def _server(app: Any, protocol: type[HttpToolsProtocol], connections_max: int | 
         ws_per_message_deflate=False,
         ws_ping_interval=20,
         ws_ping_timeout=60,
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
         date_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
         limit_concurrency=connections_max,
         backlog=BACKLOG,
     )
-    return _Server(config)
+    return Server(config)
 
 
 def _bind_unix(settings: Settings) -> socket.socket:
