@@ -3,7 +3,8 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx
@@ -16,9 +17,14 @@ ENDED = {"succeeded", "failed", "cancelled"}
 
 
 class BuildClient:
-    """A node's routes for builds. ``http`` speaks to its socket."""
+    """A node's routes for builds. ``http`` speaks to its socket; ``undisturbed`` holds off, while there is a machine
+    that the node alone was asked for, whoever would collect it.
+    """
 
-    def __init__(self, socket: str) -> None:
+    def __init__(
+        self, socket: str, undisturbed: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    ) -> None:
+        self._undisturbed = undisturbed
         transport = httpx.HTTPTransport(uds=socket)
         self.http = httpx.Client(transport=transport, base_url="http://node", timeout=PATIENCE_S)
 
@@ -103,12 +109,13 @@ class BuildClient:
             "hostname": "test",
             **fields,
         }
-        answer = self.http.put(f"/machines/{machine}", json=body)
-        assert answer.status_code == 200, answer.text
-        try:
-            yield machine
-        finally:
-            assert self.http.delete(f"/machines/{machine}").status_code == 200
+        with self._undisturbed():
+            answer = self.http.put(f"/machines/{machine}", json=body)
+            assert answer.status_code == 200, answer.text
+            try:
+                yield machine
+            finally:
+                assert self.http.delete(f"/machines/{machine}").status_code == 200
 
     def exec(self, machine: str, *argv: str, **fields: Any) -> str:
         answer = self.http.post(f"/v1/sandboxes/{machine}/exec", json={"argv": list(argv), **fields})

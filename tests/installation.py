@@ -188,6 +188,17 @@ class Installation:
                 self._bodies[entry["machine"]] = entry["body"]
         return sorted({sandbox, self._bodies.get(sandbox, sandbox)}, key=lambda name: name != sandbox)
 
+    @contextlib.contextmanager
+    def standing_still(self, name: str) -> Iterator[None]:
+        """Have one process do nothing: the api, say, which collects machines that no sandbox of its store has."""
+        pid = self.pid(name)
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
     def kill_agent(self, body: str) -> bool:
         """SIGKILL the guest's first process; False when there is none, or the machine stands still."""
         root = self.settings.run_dir / "broker" / "runsc"

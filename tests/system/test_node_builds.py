@@ -41,7 +41,7 @@ PASSWORD = "correct-horse-battery"
 
 @pytest.fixture(scope="module")
 def client(installation: Installation) -> Iterator[BuildClient]:
-    one = BuildClient(str(installation.settings.node_socket))
+    one = BuildClient(str(installation.settings.node_socket), lambda: installation.standing_still("api"))
     yield one
     one.empty_cache()
     for template in one.http.get("/templates").json()["templates"]:
